@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from carmad import registry
 from carmad.config import DECLARED_SINCE, Preconditions, Settings
-from carmad.core.idling import ladder
+from carmad.core.gpus.idling import ladder
 from carmad.errors import CarmaError
 
 T = TypeVar("T")

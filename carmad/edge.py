@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 from carmad.config import Settings
+from carmad.core.gpus.gpu import Gpu
 from carmad.core.happenings import Happening
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Allocation, JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Event, Step
 from carmad.core.scene import Scene
-from carmad.core.types import Allocation, Gpu, GpuId, Job, JobSpec, JobState
 from carmad.errors import CarmaError
 
 API_VERSION = 1  # of what plugins may use: raised by one when something in it changes or goes

@@ -16,24 +16,17 @@ from queue import SimpleQueue
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from carmad import beats
-from carmad.core.decision import Proposal
+from carmad.core.gpus.gpu import Gpu
 from carmad.core.happenings import Happening
-from carmad.core.history import History
+from carmad.core.jobs.attempt import Exit, GpuId
+from carmad.core.jobs.findings import Estimate, Prediction, Refusal
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job, Retry
+from carmad.core.jobs.spec import Allocation, JobSpec
 from carmad.core.messages import Event, Step
+from carmad.core.placing.decision import Proposal
+from carmad.core.placing.view import View
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery
-from carmad.core.types import (
-    Allocation,
-    Estimate,
-    Exit,
-    Gpu,
-    GpuId,
-    Job,
-    JobSpec,
-    Prediction,
-    Refusal,
-    Retry,
-)
-from carmad.core.view import View
 from carmad.edge import Checked, Condition, Follower, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.models import Model

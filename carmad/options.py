@@ -102,7 +102,7 @@ def option(*flags: str, default: Any, **stated: Any) -> Any:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def table(cls: type[T]) -> type[T]:
     """Collect the options of a class. Those with a type become fields: their defaults stay in the
-    class, which `carmad.core.types` turns into a dataclass, the base of `JobSpec`."""
+    class, which `carmad.core.jobs.job` turns into a dataclass, the base of `JobSpec`."""
     for name, stated in list(vars(cls).items()):
         if isinstance(stated, Option):
             stated.name = name

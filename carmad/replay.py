@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from carmad import registry
-from carmad.core.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
-from carmad.core.decision import Decision, Proposal
-from carmad.core.history import History as CoreHistory
+from carmad.core.jobs.attempt import Exit, JobId
+from carmad.core.jobs.findings import Prediction
+from carmad.core.jobs.history import History as CoreHistory
+from carmad.core.jobs.job import Job, Retry
 from carmad.core.messages import Discovered, Failure, Trained
+from carmad.core.placing.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
+from carmad.core.placing.decision import Decision, Proposal
+from carmad.core.placing.view import View
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Exit, Job, JobId, Prediction, Retry
-from carmad.core.view import View
 from carmad.models import Model
 from carmad.store import journal
 
@@ -122,7 +124,7 @@ def reproduce(segment: Path) -> Reproduction:
     differences do not indicate a fault, in segments that do not begin with the daemon: the usage of
     a running job (`Job.usage`) may be up to a minute newer than it was, for policies that use it;
     measurements of a job that was being profiled are missing, and so is the policy's memory; the
-    history has only the latest runs (`carmad.core.history.RUNS`), while the daemon may know older
+    history has only the latest runs (`core.jobs.history.RUNS`), while the daemon may know older
     runs of rare jobs; and the effect that a failing plugin had had on the queue is missing. Every
     call to a plugin that failed fails again, including timeouts.
 

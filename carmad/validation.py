@@ -9,8 +9,18 @@ from math import isfinite
 from types import UnionType
 from typing import TypeGuard
 
-from carmad.core.decision import AskAgain, Move, Placement, Preemption, Reason, Remember, Verdict
-from carmad.core.types import Estimate, Prediction, ProfilingRun, Refusal, Retry
+from carmad.core.jobs.attempt import ProfilingRun
+from carmad.core.jobs.findings import Estimate, Prediction, Refusal
+from carmad.core.jobs.job import Retry
+from carmad.core.placing.decision import (
+    AskAgain,
+    Move,
+    Placement,
+    Preemption,
+    Reason,
+    Remember,
+    Verdict,
+)
 
 # Limits for storing and showing answers. A traced script may forge one.
 MOST_LETTERS = 4096

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from carmad.core.decision import Reason
+from carmad.core.placing.decision import Reason
 
 MOST_NAMED = 4  # dependencies of a job
 

@@ -1,11 +1,11 @@
 """The measured peaks of the user's recurring jobs.
 
 A run counts if it has the same user, directory, Python environment and number of GPUs, and the same
-command apart from arguments that do not affect memory (see `carmad.core.recurrence`).
+command apart from arguments that do not affect memory (see `carmad.core.jobs.recurrence`).
 
 The estimate is the 95th percentile of the peaks, with an interval by the usual factor either way
-(`carmad.core.promises.margin`). Runs that ended early, before they had grown, neither lower the
-estimate nor widen the interval as long as they are a minority.
+(`carmad.core.rules.promises.margin`). Runs that ended early, before they had grown, neither lower
+the estimate nor widen the interval as long as they are a minority.
 
 Runs from before the last change of a file that the command names (its script, a configuration)
 are ignored. If there are no others, `history` uses them with twice the h, and `current_history`

@@ -11,10 +11,10 @@ from unittest.mock import patch
 from carma_simulator.experiment import Experiment, Outcome
 from carma_simulator.run import simulate
 from carmad import registry
-from carmad.core.decision import Proposal
+from carmad.core.jobs.job import Job
+from carmad.core.placing.decision import Proposal
+from carmad.core.placing.view import View
 from carmad.core.ports import Policy
-from carmad.core.types import Job
-from carmad.core.view import View
 
 
 @dataclass(slots=True)

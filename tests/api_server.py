@@ -23,10 +23,13 @@ from carmad.api.app import create_app
 from carmad.api.service import Service
 from carmad.attempt.callers import Process, Taken
 from carmad.config import Access, Settings
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
 from carmad.core.messages import Action, Discovered, Stop
 from carmad.core.ports import Server
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Estimate, Exit, Job, JobId, JobSpec
 from carmad.daemon import doctor
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine

@@ -17,7 +17,10 @@ from carmad.attempt import supervisor
 from carmad.attempt.cgroup import MOUNTS
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import Launcher, attempt_dir
-from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
+from carmad.core.jobs.attempt import Attempt, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from tests.waiting import until as until
 
 ME = pwd.getpwuid(os.getuid())

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from carma_testing import FakeServer, a_spec
+from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.messages import (
     CancelRequested,
     DrainRequested,
@@ -14,7 +15,6 @@ from carmad.core.messages import (
     Submitted,
     Tick,
 )
-from carmad.core.types import Cause, Exit, JobId
 from carmad.store import retention
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=2000, free_mib=100)

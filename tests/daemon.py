@@ -20,7 +20,7 @@ from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.launcher import SOCKET
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import process_stat, processes, uids
-from carmad.core.types import ENDED
+from carmad.core.jobs.states import ENDED
 from carmad.gpu.card import Card, paths
 from tests.api_server import request
 from tests.waiting import PATIENCE_S, until

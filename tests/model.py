@@ -19,9 +19,16 @@ from typing import Any
 from carma_testing import a_gpu, a_spec
 from carmad import registry
 from carmad.config import Collocation, Host, Limits, Monitor, Settings, Suspending
-from carmad.core.gpuview import GpuView
-from carmad.core.ledger import ENDED_REMEMBERED
-from carmad.core.line import Held, Place, place_in_line
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.gpus.gpuview import GpuView
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.ledger import ENDED_REMEMBERED
+from carmad.core.jobs.line import Held, Place, place_in_line
+from carmad.core.jobs.spec import After, AfterKind, ArrayTask, Owner, WarnSignal
+from carmad.core.jobs.states import TRANSITIONS, JobState
+from carmad.core.jobs.tasks import JobsById, Outcome, part
 from carmad.core.messages import (
     Action,
     Began,
@@ -54,28 +61,9 @@ from carmad.core.messages import (
     Tick,
     Unreserved,
 )
-from carmad.core.reservations import Reservation
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import Account
 from carmad.core.scheduler import Scheduler
-from carmad.core.share import Account
-from carmad.core.states import TRANSITIONS
-from carmad.core.tasks import JobsById, Outcome, part
-from carmad.core.types import (
-    After,
-    AfterKind,
-    ArrayTask,
-    Cause,
-    Estimate,
-    Exit,
-    GpuId,
-    GpuSample,
-    Job,
-    JobId,
-    JobState,
-    MemoryLimits,
-    Owner,
-    ProcessUse,
-    WarnSignal,
-)
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.store.database import StoreFull

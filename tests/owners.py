@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma_testing import a_spec
-from carmad.core.types import Owner
+from carmad.core.jobs.spec import Owner
 
 UID = a_spec().uid
 

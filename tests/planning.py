@@ -7,8 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from carma_testing import a_gpu, a_gpu_view, a_job, a_spec
-from carmad.core.gpuview import GpuView
-from carmad.core.types import Attempt, Gpu, Job, JobSpec, JobState
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpuview import GpuView
+from carmad.core.jobs.attempt import Attempt
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.plugin import Placement, Policy, Proposal, View
 
 OF_SPEC = {field.name for field in fields(JobSpec)} - {

@@ -17,7 +17,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from carmad.core.types import Cause, Job, JobState
+from carmad.core.jobs.attempt import Cause
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.store.sql import SqlStore
 from tests.daemon import UNREACHABLE, Carmad, Json, train, until
 from tests.waiting import PATIENCE_S

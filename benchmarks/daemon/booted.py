@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.harness import PATIENCE_S, until
-from carmad.core.types import ENDED
+from carmad.core.jobs.states import ENDED
 
 SYSTEMD = Path("/lib/systemd/systemd")
 USERS = {"ada": 61_001, "bob": 61_002}

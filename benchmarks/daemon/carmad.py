@@ -20,7 +20,7 @@ import psutil
 from carmad import configfile, paths, units
 from carmad.attempt.proc import own_environment
 from carmad.config import Settings
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from cli import client

@@ -34,10 +34,20 @@ from carmad.api.app import create_app
 from carmad.api.service import Service
 from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Access, Monitor, Settings
-from carmad.core.history import History
-from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step, Stop, Submitted
+from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.history import History
+from carmad.core.messages import (
+    Action,
+    Estimated,
+    EstimateMemory,
+    Launch,
+    Step,
+    Stop,
+    Submitted,
+)
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, JobId
 from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.edge import Follower
 from carmad.engine.engine import Engine

@@ -23,7 +23,9 @@ from pathlib import Path
 from benchmarks.daemon import http, server
 from benchmarks.daemon.carmad import SLEEPER, Daemon
 from benchmarks.harness import Report, Row, main, milliseconds, of_rows, of_runs
-from carmad.core.types import ArrayTask, Job, JobId
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import ArrayTask
 
 QUEUED = 10_000
 QUEUES = {"one array of 10,000": True, "10,000 separate jobs": False}

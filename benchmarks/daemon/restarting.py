@@ -14,7 +14,10 @@ from benchmarks.daemon import http, server
 from benchmarks.daemon.carmad import SLEEPER, Daemon
 from benchmarks.harness import Report, Row, main, milliseconds, of_rows, until
 from carmad.config import Host, Settings
-from carmad.core.types import ArrayTask, Cause, Exit, Job, JobId, JobState
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import ArrayTask
+from carmad.core.jobs.states import JobState
 from carmad.options import MAX_TASKS
 
 ROWS = 4096  # of which the core remembers how they ended

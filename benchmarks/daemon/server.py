@@ -12,9 +12,13 @@ from benchmarks.daemon.carmad import GPUS
 from carma_testing import a_gpu, a_job, a_spec
 from carmad import registry
 from carmad.config import Limits, Settings
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs.attempt import Cause, Exit, GpuId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Event, Exited, Sampled, Step, Submitted, Tick
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Estimate, Exit, GpuId, GpuSample, Job, JobState, ProcessUse
 from carmad.store.sql import SqlStore
 
 BEGUN = 1_000_000.0

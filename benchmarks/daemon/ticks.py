@@ -23,9 +23,10 @@ from typing import NamedTuple
 from benchmarks.daemon import server
 from benchmarks.harness import Row, of_runs
 from carma_testing import a_spec
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Action, Launch, Sampled
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, Job
 from carmad.loop import turn
 from carmad.store.sql import SqlStore
 

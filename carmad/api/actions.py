@@ -21,8 +21,12 @@ from carmad.api.requests import MAX_VARIABLES, Body, EnvName, SubmitIn, Text, Us
 from carmad.api.rows import row_label
 from carmad.api.wire import SCHEMA, Selection, parse_selection
 from carmad.attempt.environment import lacking_note
-from carmad.core import control
-from carmad.core.control import Verdict
+from carmad.core.jobs import control
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.control import Verdict
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     CancelRequested,
     Event,
@@ -33,7 +37,6 @@ from carmad.core.messages import (
     SuspendRequested,
     UpdateRequested,
 )
-from carmad.core.types import Job, JobId, JobSpec, JobState
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden, NotFound

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from carmad.api.service import Service
-from carmad.core.types import JobSpec
+from carmad.core.jobs.spec import JobSpec
 from carmad.edge import Condition, SubmissionCheck
 from carmad.threads import run_in_threadpool
 

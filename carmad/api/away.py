@@ -7,10 +7,11 @@ from datetime import datetime
 from math import inf
 
 from carmad.api.outlook import SOON_S, foresee
-from carmad.core.outlook import likely_s
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.placing.outlook import likely_s
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import Job, JobId
 from carmad.readable import duration
 from carmad.words import clock
 

@@ -19,11 +19,14 @@ from carmad.api.job import Jobs
 from carmad.api.service import Service
 from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label, parse_selection
 from carmad.attempt.environment import log_paths
+from carmad.core.gpus.sharing import label as label_of
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Owner
+from carmad.core.jobs.states import ENDED
+from carmad.core.jobs.tasks import ids_of, part
 from carmad.core.messages import Event, Submitted
 from carmad.core.scene import Scene
-from carmad.core.sharing import label as label_of
-from carmad.core.tasks import ids_of, part
-from carmad.core.types import ENDED, Job, JobId, Owner
 from carmad.errors import CarmaError
 from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.problems import PROBLEMS, Forbidden, NotFound

@@ -20,8 +20,9 @@ from carmad.api.guesses import EstimateIn, EstimatesOut, FitOut, estimates_out
 from carmad.api.intake import check, judge, trial
 from carmad.api.reasons import reason_out, too_large, verdicts_out
 from carmad.api.wire import SCHEMA
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.ports import Learns, Run
-from carmad.core.types import Estimate, JobSpec, Owner
 from carmad.explanation import ContextOut, ExplanationOut
 from carmad.learned.estimates import Guess, patient
 from carmad.threads import run_in_threadpool

@@ -19,9 +19,11 @@ from typing_extensions import TypedDict
 
 from carmad.api.rows import row_label
 from carmad.api.wire import as_json, stamp, state_code
+from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.happenings import Happening, Kind, happenings, words
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Sampled, Step
-from carmad.core.types import Gpu, GpuId, GpuSample, Job
 from carmad.edge import Follower
 from carmad.readable import gib
 

@@ -17,13 +17,14 @@ from typing_extensions import TypedDict
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.requests import Body
 from carmad.api.wire import SCHEMA, iso, pick
-from carmad.core.line import Place
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.line import Place
+from carmad.core.jobs.spec import Owner
 from carmad.core.messages import LimitRequested
-from carmad.core.quota import DEFAULT, Limit, Period, Subject
+from carmad.core.rules.quota import DEFAULT, Limit, Period, Subject
+from carmad.core.rules.share import HOUR_S, NOBODY
 from carmad.core.scene import Scene
-from carmad.core.share import HOUR_S, NOBODY
-from carmad.core.sharing import label
-from carmad.core.types import Job, Owner
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
 from carmad.options import MAX_GPUS

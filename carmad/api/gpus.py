@@ -14,12 +14,12 @@ from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.reasons import phrase
 from carmad.api.requests import Body
 from carmad.api.wire import SCHEMA, pick, with_labels
-from carmad.core import idling
-from carmad.core.gpuview import GpuView
+from carmad.core.gpus import idling
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpuview import GpuView
+from carmad.core.gpus.sharing import label
 from carmad.core.messages import DrainRequested
 from carmad.core.scene import Scene, memory_by_job
-from carmad.core.sharing import label
-from carmad.core.types import Gpu
 from carmad.http.problems import NotFound
 from carmad.words import clock
 

@@ -17,8 +17,8 @@ from carmad.api.reasons import ReasonOut, VerdictOut
 from carmad.api.requests import SubmitIn, job_spec
 from carmad.api.wire import SCHEMA
 from carmad.config import Settings
+from carmad.core.jobs.findings import Estimate
 from carmad.core.messages import Discovered, Step
-from carmad.core.types import Estimate
 from carmad.errors import CarmaError
 from carmad.explanation import ExplanationOut
 from carmad.http.connections import Peer, user_of

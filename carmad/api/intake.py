@@ -20,15 +20,19 @@ from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, parse_selection
 from carmad.attempt.callers import allocation_of, own_process
 from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY, excluded, scrub
-from carmad.core.decision import Placement, Reason
+from carmad.core.gpus.sharing import label as label_of
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.spec import After, AfterKind, JobSpec
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import singly
 from carmad.core.messages import Submitted
-from carmad.core.promises import weigh
-from carmad.core.recurrence import group
+from carmad.core.placing.decision import Placement, Reason
+from carmad.core.rules.promises import weigh
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.sharing import label as label_of
-from carmad.core.tasks import singly
-from carmad.core.types import After, AfterKind, Estimate, Job, JobId, JobSpec, JobState
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.http.problems import Conflict, Forbidden

@@ -14,27 +14,17 @@ from carmad.api.outlook import OutlookOut
 from carmad.api.reasons import short, too_large
 from carmad.api.report import ReceiptOut
 from carmad.api.wire import iso, pick, stamp, state_code, with_labels
-from carmad.core import idling, recurrence
-from carmad.core.attempt import SILENT
-from carmad.core.decision import Placement, Reason
-from carmad.core.layout import Layout, Stage
+from carmad.core.gpus import idling
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs import recurrence
+from carmad.core.jobs.attempt import SILENT, Cause, Exit, GpuId, Suspension
+from carmad.core.jobs.findings import Estimate, Prediction, Profile, StageTimes, Usage
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.layout import Layout, Stage
+from carmad.core.jobs.spec import JobSpec, WarnSignal
+from carmad.core.jobs.states import JobState
+from carmad.core.placing.decision import Placement, Reason
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    GpuId,
-    Job,
-    JobSpec,
-    JobState,
-    Prediction,
-    Profile,
-    StageTimes,
-    Suspension,
-    Usage,
-    WarnSignal,
-)
 from carmad.options import PLAIN, JobOptions
 
 # Options that a job's answer has under their own names. The others are `gpus_wanted`, which has

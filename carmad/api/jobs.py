@@ -35,16 +35,20 @@ from carmad.api.rows import Piece, Pieces, Row, count, fold, fold_past, row_out
 from carmad.api.rows import count as count_jobs
 from carmad.api.why import WhyOut, why_out
 from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
-from carmad.core import control
+from carmad.core.gpus.sharing import label as label_of
+from carmad.core.gpus.slowdown import why_no_ratio
+from carmad.core.jobs import control
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Allocation
+from carmad.core.jobs.states import ENDED, JobState
+from carmad.core.jobs.suspending import never
+from carmad.core.jobs.tasks import part, singly, split
 from carmad.core.messages import Measured, Stepped
-from carmad.core.outlook import FORESEEN
+from carmad.core.placing.outlook import FORESEEN
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.sharing import label as label_of
-from carmad.core.slowdown import why_no_ratio
-from carmad.core.suspending import never
-from carmad.core.tasks import part, singly, split
-from carmad.core.types import ENDED, Allocation, Job, JobId, JobState, StageTimes
 from carmad.http.problems import Conflict, Forbidden
 from carmad.http.turns import ROWS
 from carmad.options import MAX_METRICS, MAX_TASKS, MAX_TIME_S

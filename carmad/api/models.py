@@ -12,7 +12,8 @@ from typing_extensions import TypedDict
 from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, resource
 from carmad.api.jobs import past_jobs, past_search
 from carmad.api.wire import SCHEMA, iso, parse_time, pick
-from carmad.core.types import ENDED, JobId
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.states import ENDED
 from carmad.http.problems import Conflict, NotFound
 from carmad.learned.models import load_shipped, missing_packages
 from carmad.models import Additive, Model, Shape, Tree

@@ -9,10 +9,20 @@ from typing_extensions import TypedDict
 
 from carmad.api.reasons import phrase
 from carmad.api.wire import iso
-from carmad.core.outlook import FORESEEN, NOBODY, Forecast, Outlook, Start, forecast, outlook
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
+from carmad.core.placing.outlook import (
+    FORESEEN,
+    NOBODY,
+    Forecast,
+    Outlook,
+    Start,
+    forecast,
+    outlook,
+)
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import Job, JobId, JobState
 from carmad.readable import duration
 from carmad.words import clock
 

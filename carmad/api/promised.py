@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from carmad.api.service import Service
-from carmad.core.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.rules.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
+from carmad.core.rules.share import Broken
 from carmad.core.scheduler import Scheduler
-from carmad.core.share import Broken
-from carmad.core.types import Estimate, JobId, JobSpec
 from carmad.learned.estimates import measured
 from carmad.store.values import Named
 from carmad.threads import run_in_threadpool

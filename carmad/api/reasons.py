@@ -13,10 +13,12 @@ from typing_extensions import TypedDict
 
 from carmad import registry
 from carmad.api.wire import pick, stamp, with_labels
-from carmad.core.decision import Decision, Placement, Reason
-from carmad.core.idling import SAID_AFTER_S
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.idling import SAID_AFTER_S
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.placing.decision import Decision, Placement, Reason
 from carmad.core.scene import Scene
-from carmad.core.types import Estimate, Gpu, GpuId
 from carmad.readable import duration, gib
 from carmad.words import Wording, clock, detail, first_few
 

@@ -11,11 +11,12 @@ from carmad.api.requests import SubmitIn
 from carmad.api.service import Service
 from carmad.api.tally import Tally
 from carmad.config import Host
-from carmad.core.choice import filter_gpus, parse_choice
-from carmad.core.recurrence import fill
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.recurrence import fill
+from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.rules.choice import filter_gpus, parse_choice
+from carmad.core.rules.share import HOUR_S
 from carmad.core.scene import Scene
-from carmad.core.share import HOUR_S
-from carmad.core.types import Gpu, JobSpec, Owner
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge

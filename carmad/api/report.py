@@ -14,9 +14,13 @@ from typing_extensions import TypedDict
 
 from carmad.api.advice import AdviceOut
 from carmad.api.wire import SCHEMA, stamp
-from carmad.core.sharing import JobSummary, Overlaps, Stay, label, overlaps
-from carmad.core.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
-from carmad.core.types import ENDED, Cause, Gpu, GpuId, JobId, JobState, Owner, Profile
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import JobSummary, Overlaps, Stay, label, overlaps
+from carmad.core.gpus.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
+from carmad.core.jobs.attempt import Cause, GpuId, JobId
+from carmad.core.jobs.findings import Profile
+from carmad.core.jobs.spec import Owner
+from carmad.core.jobs.states import ENDED, JobState
 from carmad.models import Boosted
 
 JOULES_PER_KWH = 3.6e6

@@ -17,11 +17,14 @@ from carmad.api.report import (
     report_out,
 )
 from carmad.api.wire import stamp
-from carmad.core.decision import Decision, Reason
+from carmad.core.gpus.sharing import JobSummary, overlaps, summarize
+from carmad.core.gpus.slowdown import MODEL, receipt
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Profile
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Owner
+from carmad.core.placing.decision import Decision, Reason
 from carmad.core.scene import Scene
-from carmad.core.sharing import JobSummary, overlaps, summarize
-from carmad.core.slowdown import MODEL, receipt
-from carmad.core.types import Job, JobId, Owner, Profile
 from carmad.errors import CarmaError
 from carmad.models import Boosted
 from carmad.store.reading import Reader

@@ -23,9 +23,12 @@ from pydantic import (
 
 from carmad.api.wire import moment
 from carmad.attempt.environment import excluded, scrub
-from carmad.core.layout import Layout, Stage
-from carmad.core.tasks import spans
-from carmad.core.types import After, ArrayTask, Gpu, JobId, JobSpec, Script, StageTimes, WarnSignal
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Layout, Stage
+from carmad.core.jobs.spec import After, ArrayTask, JobSpec, Script, WarnSignal
+from carmad.core.jobs.tasks import spans
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.options import (

@@ -18,14 +18,16 @@ from carmad.api.fairness import booking_hours
 from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
 from carmad.api.wire import SCHEMA, stamp
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.spec import Owner
 from carmad.core.messages import Reserved, Unreserved
-from carmad.core.quota import Subject
-from carmad.core.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
+from carmad.core.placing.view import by_suitability
+from carmad.core.rules.quota import Subject
+from carmad.core.rules.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
+from carmad.core.rules.share import DAY_S, HOUR_S
 from carmad.core.scene import Scene
-from carmad.core.share import DAY_S, HOUR_S
-from carmad.core.sharing import label
-from carmad.core.types import Gpu, GpuId, Owner
-from carmad.core.view import by_suitability
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.http.problems import Conflict, Forbidden, NotFound

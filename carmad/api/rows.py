@@ -18,11 +18,14 @@ from starlette.responses import StreamingResponse
 from carmad.api.job import JobOut, Jobs, MovingOut
 from carmad.api.tally import weight
 from carmad.api.wire import as_json, state_code
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Owner
+from carmad.core.jobs.states import ENDED
+from carmad.core.jobs.tasks import gapless, indices, singly
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.tasks import gapless, indices, singly
-from carmad.core.types import ENDED, Job, JobId, Owner
 from carmad.edge import Follower
 from carmad.store.sql import SqlStore
 

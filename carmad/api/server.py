@@ -24,10 +24,11 @@ from carmad.api.rows import Row, visible_rows, waiting
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, as_json, iso, parse_time, pick, stamp
 from carmad.configfile import as_tree
-from carmad.core.decision import Reason
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
+from carmad.core.placing.decision import Reason
+from carmad.core.rules.share import DAY_S
 from carmad.core.scene import Scene
-from carmad.core.share import DAY_S
-from carmad.core.types import Job, JobState
 from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden
 from carmad.installed import VERSION

@@ -18,13 +18,15 @@ from carmad.api.tally import Tally
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import CPU, MEMORY
 from carmad.config import Settings
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.jobs.tasks import among
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
-from carmad.core.quota import Limit, limit_of
+from carmad.core.rules.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.tasks import among
-from carmad.core.types import Job, JobId, JobSpec, Owner
 from carmad.edge import Follower, SubmissionCheck
 from carmad.engine.inbox import Inbox
 from carmad.explanation import ExplanationOut

@@ -13,8 +13,8 @@ from carmad.api.call import Call, Caller, Moment, Select, Word, resource
 from carmad.api.events import Entry, EventOut, Events, sse
 from carmad.api.wire import parse_selection, parse_time, stamp
 from carmad.core.happenings import Happening, Kind
-from carmad.core.tasks import JobsById
-from carmad.core.types import Job
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.tasks import JobsById
 from carmad.http.problems import TooMany
 
 router = resource()

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from sys import getsizeof
 
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Environment, JobSpec, Owner, Script, Secrets
 from carmad.core.messages import Discovered, Step
-from carmad.core.quota import Limit
+from carmad.core.rules.quota import Limit
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Owner, Script, Secrets
 
 Stored = Environment | Script | Secrets
 

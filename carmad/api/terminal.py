@@ -18,10 +18,14 @@ from carmad.api.service import Terminals
 from carmad.api.wire import SCHEMA
 from carmad.attempt.callers import Process, Taken, own_process, title_of
 from carmad.attempt.proc import with_descendants
+from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import GpuId, Mode
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Adopted
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import GpuId, Job, JobSpec, JobState, Mode, ProcessUse
 from carmad.http.problems import Conflict, Unavailable
 from carmad.readable import job_name
 from carmad.threads import run_in_threadpool

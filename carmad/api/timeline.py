@@ -18,9 +18,10 @@ from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, Label, Moment, answer, resource
 from carmad.api.wire import SCHEMA, parse_time, pick, stamp
+from carmad.core.gpus.sharing import label as label_of
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
 from carmad.core.scene import Scene
-from carmad.core.sharing import label as label_of
-from carmad.core.types import GpuId, Job, JobId
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
 from carmad.store.values import Named

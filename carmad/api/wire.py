@@ -14,10 +14,12 @@ from typing import TypeVar, cast
 
 from pydantic_core import to_json
 
-from carmad.core.decision import Reason
-from carmad.core.sharing import label
-from carmad.core.tasks import ids_of, overlap, part
-from carmad.core.types import Job, JobId, JobState
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import ids_of, overlap, part
+from carmad.core.placing.decision import Reason
 from carmad.errors import CarmaError
 from carmad.options import COMMA
 

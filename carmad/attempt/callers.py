@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from carmad.attempt.forks import ask
 from carmad.attempt.proc import process_stat, uids
-from carmad.core.types import Allocation, Job
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Allocation
 from carmad.edge import SubmissionCheck
 from carmad.errors import CarmaError
 

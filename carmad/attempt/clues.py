@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from carmad.core.types import Cause, Exit
+from carmad.core.jobs.attempt import Cause, Exit
 
 HEAD_LINE = 300  # characters kept of an evidence line
 LAST_LINES = 10

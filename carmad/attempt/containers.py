@@ -13,7 +13,7 @@ from pathlib import PurePath
 from zlib import crc32
 
 from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE, NO_MPS
-from carmad.core.types import Job
+from carmad.core.jobs.job import Job
 from carmad.errors import CarmaError
 
 ENGINES = ("podman", "apptainer")  # the first that is installed is used

@@ -18,8 +18,11 @@ from pathlib import Path
 
 from carmad import hooks
 from carmad.added import ADDED, take_back
-from carmad.core import recurrence
-from carmad.core.types import Gpu, GpuId, Job, JobSpec, Mode
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs import recurrence
+from carmad.core.jobs.attempt import GpuId, Mode
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
 from carmad.paths import fill
 from carmad.words import first_few
 

@@ -20,7 +20,9 @@ from carmad.attempt.cgroup import cgroup_of
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import process_stat, running, uids
-from carmad.core.types import GpuId, GpuSample, Job, JobId, MemoryLimits
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import GpuId, JobId, MemoryLimits
+from carmad.core.jobs.job import Job
 from carmad.threads import Threads
 
 KEPT_S = 20.0  # of readings: child processes may outlive the main process by some seconds

@@ -23,8 +23,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 from carmad.attempt import starting, supervisor
 from carmad.attempt.clues import classify, head, last_lines, tells_why
-from carmad.core.attempt import MAX_ID, SILENT
-from carmad.core.types import FOR_GOOD, Cause, Exit, Job, JobId
+from carmad.core.jobs.attempt import FOR_GOOD, MAX_ID, SILENT, Cause, Exit, JobId
+from carmad.core.jobs.job import Job
 
 # -- directories of attempts, named ID.ATTEMPT, and records in them
 

@@ -31,8 +31,10 @@ from carmad.attempt.environment import (
     log_paths,
 )
 from carmad.attempt.forks import Forks
-from carmad.core.sharing import label
-from carmad.core.types import FOR_GOOD, Job, JobId, JobSpec
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import FOR_GOOD, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
 from carmad.engine.clock import boot_id
 from carmad.errors import CarmaError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from carmad.attempt import cgroup, exits, supervisor
 from carmad.attempt.proc import read_file, running, with_descendants
 from carmad.attempt.starting import Launch
-from carmad.core.types import Job
+from carmad.core.jobs.job import Job
 
 
 def pids(directory: Path, job: Job) -> frozenset[int]:

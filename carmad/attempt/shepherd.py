@@ -28,7 +28,8 @@ from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.proc import process_stat, send, unkillable
 from carmad.attempt.process_tree import SIGKILL
-from carmad.core.types import Job, JobId
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
 from carmad.engine.clock import boot_id, boottime
 
 START_WITHIN_S = 10.0  # a supervisor that has not started by then is given up

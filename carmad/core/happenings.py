@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from carmad.core import idling, promises
+from carmad.core.gpus import idling
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import SENT_BACK, Cause, GpuId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, RequeueRequested, Step
-from carmad.core.types import SENT_BACK, Cause, Gpu, GpuId, Job, JobState
+from carmad.core.rules import promises
 
 CAUSES = {
     Cause.GPU_OOM: "out of GPU memory",

@@ -6,24 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from carmad.config import Settings
-from carmad.core.decision import Decision
-from carmad.core.quota import Limit
-from carmad.core.reservations import Reservation
-from carmad.core.share import Account
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    Gpu,
-    GpuId,
-    GpuSample,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Mode,
-    StageTimes,
-)
+from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
+from carmad.core.jobs.findings import Estimate, StageTimes
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
+from carmad.core.placing.decision import Decision
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import Account
 from carmad.models import Model
 
 
@@ -451,7 +443,7 @@ class Drain:
 class Failure:
     """A call to a plugin that failed."""
 
-    question: str  # the kind of call: see `carmad.core.deciders`
+    question: str  # the kind of call: see `carmad.core.placing.deciders`
     number: int  # which call of this kind in the step, from 1
     error: str
 

@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from carmad.core.decision import Proposal
-from carmad.core.history import History
+from carmad.core.jobs.attempt import Exit
+from carmad.core.jobs.findings import Estimate, Prediction, Refusal
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job, Retry
+from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.messages import Action, Step
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Owner, Prediction, Refusal, Retry
-from carmad.core.view import View
+from carmad.core.placing.decision import Proposal
+from carmad.core.placing.view import View
 from carmad.explanation import ContextOut, ExplanationOut
 from carmad.models import Model
 

@@ -6,18 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Fairness
-from carmad.core.decision import Decision, Reason
-from carmad.core.gpuview import GpuView, Memo
-from carmad.core.line import Held, Place, Room, blockers, host_room
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpuview import GpuView, Memo
+from carmad.core.gpus.readings import failed_gpu, memory_of
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.findings import Usage
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.line import Held, Place, Room, blockers, host_room
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.suspending import refusal
+from carmad.core.jobs.tasks import JobsById
 from carmad.core.messages import Drain
-from carmad.core.quota import Limit, Quotas
-from carmad.core.readings import failed_gpu, memory_of
-from carmad.core.reservations import Reservation
-from carmad.core.share import Shares
-from carmad.core.suspending import refusal
-from carmad.core.tasks import JobsById
-from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
-from carmad.core.view import View
+from carmad.core.placing.decision import Decision, Reason
+from carmad.core.placing.view import View
+from carmad.core.rules.quota import Limit, Quotas
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import Shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from dataclasses import replace
 from itertools import islice
 
 from carmad.config import Settings
-from carmad.core import promises
-from carmad.core.deciders import Calls, Deciders
-from carmad.core.endings import Endings, dependency_exit
-from carmad.core.fleet import Fleet
-from carmad.core.guarantees import Guarantees
-from carmad.core.history import History
-from carmad.core.knowledge import (
+from carmad.core.gpus.fleet import Fleet
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.watching import Watch
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.endings import Endings, dependency_exit
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job, advance
+from carmad.core.jobs.knowledge import (
     MOST_RENEWED,
     Knowledge,
     ask_again,
@@ -22,7 +24,12 @@ from carmad.core.knowledge import (
     takes_measurements,
     with_shared_profiles,
 )
-from carmad.core.ledger import ENDED_REMEMBERED, Ledger
+from carmad.core.jobs.ledger import ENDED_REMEMBERED, Ledger
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.requests import Requests
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.suspending import Suspensions
+from carmad.core.jobs.tasks import Ended, JobsById, Outcome
 from carmad.core.messages import (
     CARMAD,
     UNESTIMATED,
@@ -62,28 +69,17 @@ from carmad.core.messages import (
     UpdateRequested,
     due_actions,
 )
-from carmad.core.placing import Placer
+from carmad.core.placing.deciders import Calls, Deciders
+from carmad.core.placing.placer import Placer
+from carmad.core.placing.relief import Relief
+from carmad.core.placing.view import View
 from carmad.core.ports import Policy, Predictor, Recovery
-from carmad.core.quota import Limit
-from carmad.core.recurrence import group
-from carmad.core.relief import Relief
-from carmad.core.requests import Requests
-from carmad.core.reservations import Reservation
+from carmad.core.rules import promises
+from carmad.core.rules.guarantees import Guarantees
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import Account, Ranks, Shares, Standing
 from carmad.core.scene import Scene
-from carmad.core.share import Account, Ranks, Shares, Standing
-from carmad.core.states import advance
-from carmad.core.suspending import Suspensions
-from carmad.core.tasks import Ended, JobsById, Outcome
-from carmad.core.types import (
-    Estimate,
-    Gpu,
-    GpuId,
-    Job,
-    JobId,
-    JobState,
-)
-from carmad.core.view import View
-from carmad.core.watching import Watch
 from carmad.options import MAX_METRICS
 
 

@@ -22,10 +22,10 @@ from carmad.api.gpus import gpu_state
 from carmad.attempt import exits
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
-from carmad.core.gpuview import GpuView
+from carmad.core.gpus.gpuview import GpuView
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import Mode
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import Mode
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities

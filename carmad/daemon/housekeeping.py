@@ -18,9 +18,9 @@ from carmad import beats
 from carmad.accounts import barring
 from carmad.attempt import exits
 from carmad.config import Retention
+from carmad.core.jobs.job import Job
 from carmad.core.messages import HoldRequested
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Job
 from carmad.edge import Chore
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError

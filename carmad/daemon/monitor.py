@@ -15,9 +15,12 @@ import psutil
 from carmad import beats
 from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Monitor as Settings
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import GpuId, Mode
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import CARMAD, Discovered, DrainRequested, Noticed, Sampled, Silent
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobState, Mode, ProcessUse
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState

@@ -26,12 +26,15 @@ from carmad.attempt.callers import allocation_of
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Copies, Launcher
 from carmad.config import Settings
-from carmad.core.history import History
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.findings import Refusal
+from carmad.core.jobs.history import History
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, Noticed, Reconfigured, Step, Trained
 from carmad.core.ports import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor
 from carmad.daemon.host import DaemonHost
 from carmad.daemon.housekeeping import Housekeeping, release

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from carmad import beats
 from carmad.attempt.proc import running
 from carmad.attempt.supervisor import open_followed
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
 from carmad.core.messages import CancelRequested, Step
-from carmad.core.types import Job, JobId
 from carmad.edge import Follower
 from carmad.engine.inbox import Inbox
 

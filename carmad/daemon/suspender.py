@@ -10,8 +10,10 @@ from functools import partial
 from carmad import beats
 from carmad.attempt.launcher import Launcher
 from carmad.config import Suspending
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
-from carmad.core.types import Job, JobId, JobState
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State
 from carmad.threads import SharedThreads
 

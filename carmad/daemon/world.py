@@ -24,6 +24,12 @@ from carmad.attempt.launcher import Launcher, NotNow, Stopped
 from carmad.attempt.proc import pid_in_container
 from carmad.attempt.shepherd import Shepherd
 from carmad.config import Suspending
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import FOR_GOOD, Cause, Exit, GpuId, JobId, Mode
+from carmad.core.jobs.findings import Estimate, Refusal
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
 from carmad.core.messages import (
     UNESTIMATED,
     Action,
@@ -42,20 +48,6 @@ from carmad.core.messages import (
     Stop,
     Suspend,
     Wake,
-)
-from carmad.core.sharing import label
-from carmad.core.types import (
-    FOR_GOOD,
-    Cause,
-    Estimate,
-    Exit,
-    Gpu,
-    GpuId,
-    Job,
-    JobId,
-    JobSpec,
-    Mode,
-    Refusal,
 )
 from carmad.daemon.suspender import Suspender
 from carmad.edge import Follower

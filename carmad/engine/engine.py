@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from carmad import beats
-from carmad.core.history import History
+from carmad.core.jobs.attempt import FOR_GOOD, Cause, Exit, JobId
+from carmad.core.jobs.history import History
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -22,7 +23,6 @@ from carmad.core.messages import (
 )
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
 from carmad.edge import Follower
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from carmad.core.jobs.attempt import JobId
 from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobId
 from carmad.engine.clock import Clock
 from carmad.errors import CarmaError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from carmad import beats
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.gpu.source import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
 # The columns come in this order. GPUs before Hopper cannot count all of these at once; DCGM

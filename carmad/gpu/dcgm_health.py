@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from carmad import beats
-from carmad.core.types import Condition, GpuId
+from carmad.core.gpus.gpu import Condition
+from carmad.core.jobs.attempt import GpuId
 from carmad.gpu.dcgm import LATE_S, Dcgmi, parse_discovery
 
 EVERY_S = 60.0

@@ -16,7 +16,8 @@ import psutil
 import pynvml
 
 from carmad import beats
-from carmad.core.types import Gpu, GpuId
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.source import Unit
 from carmad.threads import Threads

@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu import card
 from carmad.gpu.card import Card, Reading

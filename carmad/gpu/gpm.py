@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.gpu.source import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
 _METRICS = {

@@ -14,7 +14,8 @@ from typing import Any
 
 import pynvml
 
-from carmad.core.types import Condition, GpuId
+from carmad.core.gpus.gpu import Condition
+from carmad.core.jobs.attempt import GpuId
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pynvml
 
-from carmad.core.types import GpuId, MemoryLimits
+from carmad.core.jobs.attempt import GpuId, MemoryLimits
 from carmad.gpu import card
 from carmad.gpu.card import Card
 from carmad.gpu.driver import MIB, Lanes, in_words

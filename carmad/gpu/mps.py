@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from carmad import units
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 
 START_WITHIN_S = 10.0

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import psutil
 import pynvml
 
-from carmad.core.types import Condition, Gpu, GpuId, GpuSample, ProcessUse
+from carmad.core.gpus.gpu import Condition, Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu import gpm
 from carmad.gpu.dcgm import DcgmProfiler

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from carmad.core.types import Gpu, GpuId, GpuSample
+from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.jobs.attempt import GpuId
 
 # NVML's utilisation counts the time in which any kernel runs, SMACT the SMs that have work; how one
 # follows from the other is fitted in `carma_simulator.catalogue`.

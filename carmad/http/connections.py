@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carmad.accounts import groups_of
-from carmad.core.types import Owner
+from carmad.core.jobs.spec import Owner
 from carmad.threads import api_threads, run_in_threadpool
 
 log = logging.getLogger(__name__)

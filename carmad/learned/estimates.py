@@ -15,9 +15,12 @@ from typing import Any
 
 from carmad import beats, registry
 from carmad.config import Settings
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate, Refusal
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.recurrence import telling_params
+from carmad.core.jobs.spec import JobSpec
 from carmad.core.ports import Explains, Measures, Server
-from carmad.core.recurrence import telling_params
-from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.errors import CarmaError
 from carmad.explanation import ExplanationOut
 from carmad.options import OPTIONS

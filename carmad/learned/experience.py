@@ -25,10 +25,14 @@ from carmad.attempt.environment import job_environment
 from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Copies, launch_fields
 from carmad.config import Settings
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import Attempt, GpuId, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.recurrence import command
+from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import ANSWER_FD, Run, Server, Trial, Warm
-from carmad.core.recurrence import command
-from carmad.core.types import Attempt, Gpu, GpuId, Job, JobId, JobSpec, JobState, Owner
 from carmad.errors import CarmaError
 from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
 from carmad.learned.tracers import Tracers, request

@@ -21,8 +21,8 @@ from threading import Lock
 
 from carmad.attempt.forks import Child, helpers
 from carmad.attempt.launcher import launch_fields
+from carmad.core.jobs.job import Job
 from carmad.core.ports import Trial, Warm
-from carmad.core.types import Job
 from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
 
 MOST = 4  # that wait for a script

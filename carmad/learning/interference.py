@@ -1,6 +1,6 @@
 """Trains the model of the interference ratio xi: how much one job slows another (Castor, 6).
 
-The features are those of `carmad.core.slowdown.beside`.
+The features are those of `carmad.core.gpus.slowdown.beside`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sklearn.cluster import AffinityPropagation
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.isotonic import isotonic_regression
 
-from carmad.core.history import Durations
+from carmad.core.jobs.history import Durations
 from carmad.models import Additive, Bins, Pair, Shape, Values
 from carmad.models.features import (
     AHEAD,

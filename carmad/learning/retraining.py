@@ -9,9 +9,10 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import median_low
 
-from carmad.core.history import Submission
-from carmad.core.slowdown import beside
-from carmad.core.types import ENDED, Job
+from carmad.core.gpus.slowdown import beside
+from carmad.core.jobs.history import Submission
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import ENDED
 from carmad.errors import CarmaError
 from carmad.learning import forest, interference, lucid
 from carmad.learning.interference import Beside

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from carmad import beats
-from carmad.core.gpuview import GpuView, promise_mib
+from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.gpus.gpuview import GpuView, promise_mib
+from carmad.core.gpus.readings import memory_of
+from carmad.core.gpus.sharing import label
 from carmad.core.happenings import Happening, Kind
+from carmad.core.jobs.attempt import Cause, GpuId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import ENDED, JobState
 from carmad.core.messages import Event, Step
-from carmad.core.readings import memory_of
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import ENDED, Cause, Gpu, GpuId, GpuSample, Job, JobState
 from carmad.edge import Follower
 from carmad.metrics import declared
 from carmad.metrics.declared import Metric

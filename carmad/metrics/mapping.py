@@ -9,9 +9,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Step
-from carmad.core.sharing import label
-from carmad.core.types import Gpu, GpuId, Job, JobId
 from carmad.edge import Follower, Host
 
 log = logging.getLogger(__name__)

@@ -343,7 +343,7 @@ class Additive:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A group is all runs of one user's job: see `carmad.core.recurrence`."""
+    """A group is all runs of one user's job: see `carmad.core.jobs.recurrence`."""
 
     about: str  # what it predicts, from what, in which units
     source: str  # what it was trained on, and that data's licence

@@ -7,9 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from carmad.core.gpus.sharing import label
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import ENDED, JobState
 from carmad.core.scene import Scene
-from carmad.core.sharing import label
-from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.readable import clean
 from carmad.store.values import Notice
 

@@ -29,10 +29,13 @@ from carmad import beats, units
 from carmad.accounts import NoAccount, account
 from carmad.attempt.starting import write_all
 from carmad.config import Notify
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import label
 from carmad.core.happenings import Happening, name_gpus, words
+from carmad.core.jobs.attempt import Cause, GpuId, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Owner
 from carmad.core.messages import Step
-from carmad.core.sharing import label
-from carmad.core.types import Cause, Gpu, GpuId, Job, JobId, Owner
 from carmad.edge import Follower
 from carmad.errors import CarmaError
 from carmad.notify import addresses, mail

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum
 
-from carmad.core.promises import advice_of
-from carmad.core.sharing import label, overlaps, summarize
-from carmad.core.types import Job
+from carmad.core.gpus.sharing import label, overlaps, summarize
+from carmad.core.jobs.job import Job
+from carmad.core.rules.promises import advice_of
 from carmad.notify.letters import MOST_LINE, Letter
 from carmad.readable import clean
 

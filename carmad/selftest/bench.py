@@ -20,7 +20,8 @@ import psutil
 from carmad.attempt.environment import mps_environment
 from carmad.attempt.proc import own_environment
 from carmad.config import Settings
-from carmad.core.types import GpuId, GpuSample, ProcessUse
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource, Unit

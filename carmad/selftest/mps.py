@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from carmad.config import Preconditions
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
 from carmad.selftest.bench import NEAR_MIB, NOBODY, ONE_GPU, Bench, Probe, ProbeFailed

@@ -14,7 +14,8 @@ import pynvml
 
 from carmad.config import Settings
 from carmad.configfile import by_name
-from carmad.core.types import GpuId, GpuSample
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.nvml import NvmlSource, choose
 from carmad.gpu.source import Unit

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import psutil
 
 from carmad.configwriting import Setting
-from carmad.core.suspending import cost_s
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.suspending import cost_s
 from carmad.gpu.checkpoint import Checkpoints, Moves, Outcome
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, ONE_GPU, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown

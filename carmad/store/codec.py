@@ -14,16 +14,19 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, TypeAdapter
 from pydantic_core import to_json
 
-from carmad.core.attempt import KEPT
-from carmad.core.decision import Decision
+from carmad.core.gpus.sharing import JobSummary
 from carmad.core.happenings import happenings, notices, words
+from carmad.core.jobs.attempt import KEPT, JobId
+from carmad.core.jobs.findings import Profile
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.recurrence import params
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Drain, Step
-from carmad.core.quota import Limit
-from carmad.core.recurrence import params
-from carmad.core.reservations import Reservation
-from carmad.core.share import Account
-from carmad.core.sharing import JobSummary
-from carmad.core.types import Job, JobId, JobSpec, JobState, Profile
+from carmad.core.placing.decision import Decision
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import Account
 from carmad.models import Model
 from carmad.store.damage import expect
 from carmad.store.values import Transition

@@ -14,17 +14,10 @@ from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
-from carmad.core.types import (
-    HOLDING,
-    ArrayTask,
-    Attempt,
-    Cause,
-    GpuId,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-)
+from carmad.core.jobs.attempt import Attempt, Cause, GpuId, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import ArrayTask, JobSpec
+from carmad.core.jobs.states import HOLDING, JobState
 
 log = logging.getLogger(__name__)
 

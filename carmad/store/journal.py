@@ -27,15 +27,26 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from carmad.config import DECLARED_SINCE, Settings
-from carmad.core.decision import Decision
-from carmad.core.history import BIN_S, BINS, Past, Submission
-from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
-from carmad.core.quota import Limit
-from carmad.core.reservations import Reservation
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.history import BIN_S, BINS, Past, Submission
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.tasks import Outcome
+from carmad.core.messages import (
+    Drain,
+    Event,
+    Failure,
+    RequeueRequested,
+    Sampled,
+    Step,
+    Submitted,
+)
+from carmad.core.placing.decision import Decision
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import NOBODY, Account, Ranks
 from carmad.core.scheduler import Scheduler
-from carmad.core.share import NOBODY, Account, Ranks
-from carmad.core.tasks import Outcome
-from carmad.core.types import Gpu, GpuId, Job, JobSpec
 from carmad.edge import Follower
 from carmad.errors import CarmaError
 from carmad.models import Model

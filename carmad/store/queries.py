@@ -23,7 +23,9 @@ from sqlalchemy import (
     tuple_,
 )
 
-from carmad.core.types import ENDED, JobId, JobState, Owner
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.spec import Owner
+from carmad.core.jobs.states import ENDED, JobState
 from carmad.store.damage import is_text
 from carmad.store.tables import GIVEN_IDS, JOBS, TRANSITIONS
 from carmad.store.values import Named, Spread, Statistics, Totals

@@ -14,27 +14,20 @@ from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
-from carmad.core.attempt import MAX_ID
-from carmad.core.decision import Decision
-from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
-from carmad.core.ledger import ENDED_REMEMBERED
+from carmad.core.gpus.sharing import JobSummary
+from carmad.core.jobs.attempt import MAX_ID, GpuId, JobId
+from carmad.core.jobs.findings import Profile
+from carmad.core.jobs.history import BIN_S, BINS, RUNS, Submission, past
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.ledger import ENDED_REMEMBERED
+from carmad.core.jobs.recurrence import command
+from carmad.core.jobs.spec import JobSpec, Owner, Secrets
+from carmad.core.jobs.states import ENDED, JobState
+from carmad.core.jobs.tasks import JobsById, Outcome
 from carmad.core.messages import Drain
-from carmad.core.quota import Limit
-from carmad.core.recurrence import command
-from carmad.core.share import Account
-from carmad.core.sharing import JobSummary
-from carmad.core.tasks import JobsById, Outcome
-from carmad.core.types import (
-    ENDED,
-    GpuId,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Owner,
-    Profile,
-    Secrets,
-)
+from carmad.core.placing.decision import Decision
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.share import Account
 from carmad.errors import CarmaError
 from carmad.options import MAX_TASKS
 from carmad.store import codec, queries, retention

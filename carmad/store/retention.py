@@ -21,9 +21,10 @@ from sqlalchemy import BindParameter, Connection, Table, bindparam, delete, func
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.recurrence import telling_variables
+from carmad.core.jobs.spec import Environment, JobSpec, Script, Secrets
 from carmad.core.messages import Event, Measured, RequeueRequested, Submitted
-from carmad.core.recurrence import telling_variables
-from carmad.core.types import Environment, JobId, JobSpec, Script, Secrets
 from carmad.errors import CarmaError
 from carmad.store.secrets import Variables, split
 from carmad.store.tables import ENVIRONMENTS, EXTERNALS, GIVEN_IDS, JOBS, METRICS, SCRIPTS

@@ -27,10 +27,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 
 from carmad.config import Retention
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import ENDED
+from carmad.core.jobs.tasks import part
 from carmad.core.messages import Event, Step
-from carmad.core.share import Account
-from carmad.core.tasks import part
-from carmad.core.types import ENDED, GpuId, Job, JobId
+from carmad.core.rules.share import Account
 from carmad.errors import CarmaError
 from carmad.store import codec, database, retention
 from carmad.store.codec import decision_row, job_of, job_row, moves, notice_rows
@@ -52,8 +54,8 @@ from carmad.store.tables import (
 from carmad.store.values import External
 from carmad.timeline.hours import Saved
 
-# -- tasks of an array that wait alike are one row (`core.tasks`); one that gets a row of its own
-# keeps the past that they shared
+# -- tasks of an array that wait alike are one row (`core.jobs.tasks`); one that gets a row of its
+# own keeps the past that they shared
 
 _STANDING = text(
     "SELECT value AS id, jobs.id AS row, jobs.state, jobs.tasks FROM json_each(:ids)"

@@ -51,7 +51,7 @@ JOBS = Table(
     Column("environment", Text),  # null: it is in the body, if there is one
     Column("bytes", Integer, nullable=False, server_default="0"),  # approximate size of its rows
     Column("script", Text),  # null: it runs none that was copied
-    # Of an array that it stands for: they have this id and the next ones (`core.tasks`).
+    # Of an array that it stands for: they have this id and the next ones (`core.jobs.tasks`).
     Column("tasks", Integer, nullable=False, server_default="1"),
     Column("words", Text, nullable=False, server_default=""),  # that a search looks into
     Column("uid", Integer, nullable=False, server_default="-1"),  # with `user`, whose it is

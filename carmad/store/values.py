@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carmad.core.history import Past, Submission, past
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.history import Past, Submission, past
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import Outcome
 from carmad.core.messages import Drain
-from carmad.core.quota import Limit
-from carmad.core.reservations import Reservation
-from carmad.core.share import Account
-from carmad.core.tasks import Outcome
-from carmad.core.types import GpuId, Job, JobId, JobState
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.share import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What `carmad.core.history.History` is built from, both in order of time."""
+    """What `carmad.core.jobs.history.History` is built from, both in order of time."""
 
     runs: tuple[Past, ...]  # the latest ones
     submissions: tuple[Submission, ...]

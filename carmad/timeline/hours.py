@@ -17,9 +17,11 @@ from typing import Any, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
+from carmad.core.gpus.gpu import Gpu
 from carmad.core.happenings import Happening
 from carmad.core.happenings import Kind as Happened
-from carmad.core.types import Cause, Gpu, GpuId, JobId, JobState
+from carmad.core.jobs.attempt import Cause, GpuId, JobId
+from carmad.core.jobs.states import JobState
 
 UNKNOWN = math.nan
 CELLS = 16  # jobs of which a bin tells; the others are added up as `OTHERS`

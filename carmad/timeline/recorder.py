@@ -7,10 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from carmad.core.gpuview import free_memory
+from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.gpus.gpuview import free_memory
 from carmad.core.happenings import Happening
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Sampled, Step
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId
 from carmad.edge import Follower
 from carmad.timeline.hours import (
     COARSE_S,

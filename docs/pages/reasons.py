@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from carmad.api.reasons import phrase, short, wordings
-from carmad.core.decision import Reason
+from carmad.core.placing.decision import Reason
 from docs.pages.text import cell
 
 # An example of each reason, and what helps.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from carmad.api.wire import CODES
-from carmad.core import attempt, types
-from carmad.core.states import TRANSITIONS
-from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
+from carmad.core.jobs import attempt, states
+from carmad.core.jobs.attempt import Cause, Mode
+from carmad.core.jobs.states import ENDED, HOLDING, TRANSITIONS, JobState
 from docs.pages.text import cell, comments_of
 
 
 def page() -> str:
-    comments = comments_of(types) | comments_of(attempt)
+    comments = comments_of(states) | comments_of(attempt)
     out = [
         "# States",
         "",

@@ -11,7 +11,7 @@ from random import Random
 
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Interference, speeds_by_mode
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 
 SHARED = (Mode.STREAMS, Mode.MPS)
 SETS = 300  # of loads

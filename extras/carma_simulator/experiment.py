@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 from carma_simulator.hardware import Cluster
 from carmad.config import Settings
-from carmad.core.layout import Layout
-from carmad.core.types import Cause, GpuId, JobId, JobState, Mode, StageTimes
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Layout
+from carmad.core.jobs.states import JobState
 from carmad.models import Model
 
 

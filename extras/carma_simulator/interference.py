@@ -22,7 +22,7 @@ from typing import Protocol
 from carma_simulator.catalogue import key
 from carma_simulator.experiment import Load
 from carma_simulator.traces.rows import Row, Unusable, read_rows
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from carmad.errors import CarmaError
 
 _COLUMNS = ("model1", "batchsize1", "speed1", "model2", "batchsize2", "speed2")

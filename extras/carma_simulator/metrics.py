@@ -13,7 +13,8 @@ from statistics import fmean, median, quantiles
 from carma_simulator import past
 from carma_simulator.experiment import JobOutcome, Outcome
 from carma_simulator.past import Ran
-from carmad.core.types import ENDED, Cause, JobState
+from carmad.core.jobs.attempt import Cause
+from carmad.core.jobs.states import ENDED, JobState
 
 MJ = 1e6  # joules
 

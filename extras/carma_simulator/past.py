@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from carma_simulator.experiment import Attempt, Load
 from carma_simulator.interference import Interference, speeds_by_mode
-from carmad.core.types import Cause, GpuId
+from carmad.core.jobs.attempt import Cause, GpuId
 
 _SWEEPS = 50
 _LEAVES, _COMES, _TRAINS = range(3)  # the order of simultaneous events

@@ -31,7 +31,8 @@ from carma_simulator.past import Ran, Stretch
 from carmad.api.wire import moment
 from carmad.config import Settings
 from carmad.configfile import from_tree
-from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
+from carmad.core.jobs.states import JobState
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
 

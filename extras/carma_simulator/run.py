@@ -19,10 +19,12 @@ from carma_simulator.workload import Clock, Workload, submit_in_time
 from carma_simulator.world import World
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.deciders import ORDER
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import ENDED, JobState
 from carmad.core.messages import Step
+from carmad.core.placing.deciders import ORDER
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.loop import turn
 

@@ -21,9 +21,11 @@ from zlib import crc32
 
 from carma_simulator.catalogue import key
 from carma_simulator.experiment import Experiment, Load, Task
-from carmad.core.layout import Layout, iteration_s
-from carmad.core.promises import margin
-from carmad.core.types import Estimate, JobId, JobSpec
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.layout import Layout, iteration_s
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.rules.promises import margin
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
 
@@ -84,7 +86,7 @@ def _recurrence(task: Task) -> tuple[str, str, int]:
 
 def uid_of(user: str) -> int:
     """Of a user of a trace: the same in every simulation, as runs of the same job have the same
-    group (`core.recurrence`)."""
+    group (`core.jobs.recurrence`)."""
     return 1000 + crc32(user.encode()) % (1 << 30)
 
 

@@ -14,6 +14,9 @@ from carma_simulator.hardware import Cluster
 from carma_simulator.interference import Interference
 from carma_simulator.workload import Clock, Order, Workload, not_before
 from carmad.config import Settings
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.job import Job
 from carmad.core.messages import (
     Action,
     Discovered,
@@ -33,7 +36,6 @@ from carmad.core.messages import (
     Trained,
     Wake,
 )
-from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.errors import CarmaError
 
 AT_FIRST = 0.25  # of its memory, which a job has with its first kernel if that grows

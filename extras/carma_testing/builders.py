@@ -9,32 +9,20 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from carmad.config import Settings
-from carmad.core import suspending
-from carmad.core.decision import Reason
-from carmad.core.gpuview import GpuView, with_server
-from carmad.core.history import History
+from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.gpus.gpuview import GpuView, with_server
+from carmad.core.gpus.readings import memory_of
+from carmad.core.gpus.window import Recent, Score
+from carmad.core.jobs import suspending
+from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job, Retry
+from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.jobs.states import JobState
+from carmad.core.placing.decision import Reason
+from carmad.core.placing.view import NodeView, View, by_node
 from carmad.core.ports import Run, Trial, Warm
-from carmad.core.readings import memory_of
-from carmad.core.types import (
-    Attempt,
-    Cause,
-    Estimate,
-    Exit,
-    Gpu,
-    GpuId,
-    GpuSample,
-    Indicator,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Owner,
-    Prediction,
-    Profile,
-    Retry,
-)
-from carmad.core.view import NodeView, View, by_node
-from carmad.core.window import Recent, Score
 from carmad.models import Model
 
 LONG_AGO = -1.0

@@ -10,6 +10,9 @@ from functools import partial
 from carma_testing.builders import a_gpu, a_spec
 from carmad import registry
 from carmad.config import Settings
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.job import Job
 from carmad.core.messages import (
     Action,
     Began,
@@ -32,7 +35,6 @@ from carmad.core.messages import (
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
 from carmad.loop import turn
 
 Key = tuple[JobId, int]  # a job's attempt

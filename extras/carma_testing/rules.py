@@ -22,24 +22,15 @@ from carma_testing.builders import (
     specs,
 )
 from carmad.config import Settings
-from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Remember
-from carmad.core.history import History, Past
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, Refusal
+from carmad.core.jobs.history import History, Past
+from carmad.core.jobs.job import Job, Retry
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
+from carmad.core.placing.decision import AskAgain, Placement, Preemption, Proposal, Remember
+from carmad.core.placing.view import View
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Run, Server, Trial
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    Indicator,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Prediction,
-    Profile,
-    Refusal,
-    Retry,
-)
-from carmad.core.view import View
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
 # -- policies

@@ -27,7 +27,7 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from carmad.core.layout import Layout, Stage
+from carmad.core.jobs.layout import Layout, Stage
 
 FLOPS = 15.7e12 / 2
 VALUE_MIB = 4 / (1 << 20)

@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from benchmarks.harness import Report, columns, markdown_table
 from carmad.config import Links
-from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
+from carmad.core.jobs.layout import Layout, Stage, iteration_s, slowest_s
 from lab import compare
 from lab.asrpt.layouts import FLOPS, VALUE_MIB, options
 from lab.asrpt.workload import LINKS, SIZE

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from benchmarks.harness import Report, columns
-from carmad.core.history import Durations
+from carmad.core.jobs.history import Durations
 from carmad.learning import forest
 from lab import compare
 from lab.asrpt.runs import LEARNERS

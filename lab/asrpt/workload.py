@@ -38,9 +38,9 @@ from carma_simulator.experiment import Task, Trace
 from carma_simulator.traces.public import philly
 from carma_simulator.workload import uid_of
 from carmad.config import Links
-from carmad.core.layout import Layout
-from carmad.core.recurrence import group
-from carmad.core.types import JobSpec
+from carmad.core.jobs.layout import Layout
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.spec import JobSpec
 from carmad.learning import forest
 from carmad.models import Lookup
 from lab.asrpt.layouts import drawn

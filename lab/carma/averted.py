@@ -1,5 +1,5 @@
-"""How many out-of-memory crashes are averted by suspending a job in time (`carmad.core.relief`), on
-the CARMA paper's traces without estimates, time-sliced: under MPS, the driver cannot suspend.
+"""How many out-of-memory crashes suspending a job in time averts (`core.placing.relief`), on the
+CARMA paper's traces without estimates, time-sliced: under MPS, the driver cannot suspend.
 
 How fast memory grows after the first kernel is assumed: a quarter is there at once, the rest comes
 evenly. So each result is given for several lengths of that. Suspending costs what it does by

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 from carma_simulator.catalogue import Profile, Size
 from carma_simulator.experiment import Load, Task, Trace
 from carma_simulator.traces.sources import assign
-from carmad.core.findings import Indicator, Loaded
-from carmad.core.slowdown import beside
+from carmad.core.gpus.slowdown import beside
+from carmad.core.jobs.findings import Indicator, Loaded
 from carmad.gpu.kinds import KINDS
 from carmad.learning.interference import Beside, train
 from carmad.models import Boosted

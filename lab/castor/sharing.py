@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from carma_simulator.experiment import Attempt, Experiment, JobOutcome, Load, Outcome
 from carma_simulator.interference import Interference, make
-from carmad.core.types import GpuId, JobId, Mode
+from carmad.core.jobs.attempt import GpuId, JobId, Mode
 from lab.castor.theorem import sharing_benefit
 
 LEAST_S = 1e-6  # of work: less is a float's doing

@@ -30,8 +30,9 @@ from carma_simulator.run import (
 from carma_simulator.workload import Clock, Order, Workload, submit_in_time
 from carma_simulator.world import World
 from carmad.config import Settings
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step
-from carmad.core.types import JobId, JobState
 from carmad.loop import turn
 
 # Among the nodes where a job's sum fits: `least`, the one whose jobs asked for the fewest GPUs

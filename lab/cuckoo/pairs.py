@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
 from lab.cuckoo import truth
 from lab.cuckoo.muri import Exclusive
 from lab.cuckoo.workload import FORWARD_SHARE, alone_s, by_muri, gpu_share

@@ -16,8 +16,8 @@ from carma_simulator.experiment import Experiment, Trace
 from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.decision import Proposal
-from carmad.core.view import View
+from carmad.core.placing.decision import Proposal
+from carmad.core.placing.view import View
 from carmad.errors import CarmaError
 from lab import policies
 from lab.cuckoo.workload import GPUS, trace

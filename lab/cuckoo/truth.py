@@ -18,7 +18,8 @@ from statistics import fmean
 
 from carma_simulator.experiment import Load, Trace
 from carma_simulator.interference import Sharing
-from carmad.core.types import Mode, StageTimes
+from carmad.core.jobs.attempt import Mode
+from carmad.core.jobs.findings import StageTimes
 from lab.cuckoo.workload import alone_s, named
 from policies.cuckoo.interleaving import Asynchronous, Phases, rounds, standalone
 

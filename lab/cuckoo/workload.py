@@ -30,7 +30,7 @@ from typing import Literal
 from carma_simulator.catalogue import activity
 from carma_simulator.experiment import Load, Task, Trace
 from carma_simulator.traces.generators import cuckoo
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
 from carmad.gpu.kinds import KINDS
 from lab.data import DATA, read
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from benchmarks.harness import percentile
 from carma_simulator.experiment import Outcome
-from carmad.core.types import Cause
+from carmad.core.jobs.attempt import Cause
 from lab.day.workload import DAY_S, MEMORY_MIB, SETS_UP_S, Submission
 
 GPUS = 8

@@ -18,7 +18,7 @@ from typing import Any
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import processes
-from carmad.core.types import ENDED
+from carmad.core.jobs.states import ENDED
 from lab.day.figures import GPUS, Played, Span
 from lab.day.workload import Submission
 from tests.api_server import request

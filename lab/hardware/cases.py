@@ -20,7 +20,7 @@ from benchmarks.daemon.carmad import Daemon
 from carmad import units
 from carmad.api.wire import moment
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
-from carmad.core.types import ENDED
+from carmad.core.jobs.states import ENDED
 from cli import render
 from lab.hardware.machine import VICTIM
 from lab.hardware.victim import UNTOLD

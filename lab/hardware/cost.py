@@ -27,7 +27,7 @@ from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.harness import Row, bullets, of_runs, row_table, summary
 from carmad.api.wire import moment
 from carmad.config import Collocation, Monitor, Settings
-from carmad.core.types import ENDED, JobState
+from carmad.core.jobs.states import ENDED, JobState
 from lab.hardware import pool, training
 from lab.hardware.machine import end, has_mps, refuse_beside_another, running
 from lab.hardware.training import Trained

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from carma_testing import a_run, a_server, a_spec
-from carmad.core.types import JobSpec
+from carmad.core.jobs.spec import JobSpec
 from carmad.plugin import Estimate, Refusal
 from estimators.gpumemnet import answer
 from estimators.history import History

@@ -8,7 +8,7 @@ from itertools import permutations
 
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Conserving, Interference
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from lab.hardware import loads
 from lab.hardware.pairs_page import Group, groups, samples
 from lab.hardware.visit import Visit

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks import ROOT
 from carmad.attempt.proc import own_environment
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from lab.hardware import loads, pool

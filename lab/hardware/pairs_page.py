@@ -10,7 +10,7 @@ from statistics import fmean, median
 from benchmarks.harness import bullets, columns, percentile
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Additive, Conserving, Interference, Unslowed
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from lab.data import SEEDS, folds
 from lab.hardware import loads
 from lab.hardware.visit import Entry, Visit

@@ -12,7 +12,8 @@ from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task,
 from carma_simulator.hardware import Cluster, Node
 from carma_simulator.recorded import kind_of
 from carma_simulator.run import simulate
-from carmad.core.types import Cause, JobState
+from carmad.core.jobs.attempt import Cause
+from carmad.core.jobs.states import JobState
 from lab.hardware import policies
 from lab.hardware.interference import Chosen
 from lab.hardware.policies import Run

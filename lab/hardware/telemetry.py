@@ -13,7 +13,8 @@ from types import TracebackType
 import psutil
 import pynvml
 
-from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.driver import MIB, connect, disconnect
 from carmad.gpu.nvml import choose

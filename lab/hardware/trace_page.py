@@ -9,7 +9,8 @@ from statistics import fmean
 from benchmarks.harness import bullets, columns, markdown_table
 from carma_simulator.experiment import Outcome
 from carma_simulator.metrics import figures
-from carmad.core.types import Cause, JobState
+from carmad.core.jobs.attempt import Cause
+from carmad.core.jobs.states import JobState
 from lab.hardware import interference, simulated
 from lab.hardware.policies import RUNS, Run
 from lab.hardware.simulated import attempts, overheads

@@ -17,19 +17,13 @@ from carma_simulator.catalogue import activity
 from carma_testing import a_gpu, a_job, a_spec
 from carmad import registry
 from carmad.config import Settings
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Indicator, Prediction, Profile
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Launch, Sampled
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import (
-    Gpu,
-    GpuSample,
-    Indicator,
-    Job,
-    JobId,
-    JobState,
-    Prediction,
-    ProcessUse,
-    Profile,
-)
 from lab.policies import Timed
 
 NODES, PER_NODE, CARD_MIB = 16, 8, 24_576

@@ -33,8 +33,8 @@ from benchmarks import ROOT
 from benchmarks.harness import Report, Row, columns, of_rows, of_runs, until
 from carmad.attempt.proc import descendants
 from carmad.config import Estimation, Settings
+from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.ports import Run, Trial, Warm
-from carmad.core.types import JobSpec, Owner
 from carmad.learned.experience import try_program
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report as TraceReport

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from carma_simulator.experiment import Experiment, Task
 from carma_simulator.workload import Workload
-from carmad.core.types import JobId
+from carmad.core.jobs.attempt import JobId
 from lab.own.families import Case
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 
-from carmad.core.readings import FAINT
+from carmad.core.gpus.readings import FAINT
 from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.source import ActivityReader

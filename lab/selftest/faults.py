@@ -15,7 +15,10 @@ from carmad import units
 from carmad.attempt import exits
 from carmad.attempt.clues import classify
 from carmad.attempt.launcher import Launcher, attempt_dir
-from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
+from carmad.core.jobs.attempt import Attempt, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.gpu.driver import Board, count_boards, islands, open_board
 from carmad.gpu.health import EVERY_S, SLOWED_FOR_S, Checkup
 from carmad.selftest.bench import Bench, ProbeFailed

@@ -13,7 +13,7 @@ from functools import cache
 
 from carmad.attempt import cgroup
 from carmad.attempt.proc import tell_kernel
-from carmad.core.types import MemoryLimits
+from carmad.core.jobs.attempt import MemoryLimits
 from carmad.gpu.limits import set_limits
 from carmad.selftest.bench import (
     ENDED_WITHIN_S,

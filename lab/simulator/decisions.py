@@ -24,7 +24,7 @@ import typer
 from benchmarks.harness import Report, markdown_table
 from carma_simulator.experiment import Load, Outcome, Physics, Task, Trace
 from carmad.config import Profiling, Settings
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
 from lab.main import main
 from lab.simulator import emulation
 from lab.simulator.emulation import (

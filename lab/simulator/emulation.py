@@ -23,7 +23,7 @@ from carma_simulator.interference import Sharing
 from carma_simulator.run import simulate
 from carmad.api.wire import iso
 from carmad.config import Limits, Monitor, Settings
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from carmad.gpu.card import DRAM_CONTENTION
 from carmad.gpu.emulated_job import EPOCHS, noise
 

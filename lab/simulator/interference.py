@@ -29,7 +29,7 @@ from benchmarks.harness import Report, bullets, columns
 from carma_simulator import catalogue
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Additive, Conserving, Interference, Unslowed
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from lab.data import DATA, FOLDS, SEEDS, Row, folds, read
 from lab.main import main
 from lab.pairs import (

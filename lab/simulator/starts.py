@@ -17,7 +17,7 @@ from carma_simulator.workload import Clock, Workload, submit_in_time
 from carma_simulator.world import World
 from carmad.api.outlook import foresee
 from carmad.config import Settings
-from carmad.core.types import JobId
+from carmad.core.jobs.attempt import JobId
 from carmad.loop import turn
 from lab.main import main
 from lab.processes import in_processes

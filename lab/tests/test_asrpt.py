@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 
 from benchmarks import harness
 from carma_simulator.experiment import JobOutcome, Task, Trace
-from carmad.core.layout import Layout, Stage
+from carmad.core.jobs.layout import Layout, Stage
 from carmad.models import Lookup
 from lab import RESULTS
 from lab.asrpt import claims, large, layouts, runs, testbed, workload

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from carmad.config import Links
-from carmad.core.layout import Layout, Stage, iteration_s
+from carmad.core.jobs.layout import Layout, Stage, iteration_s
 from lab.asrpt.mapping import (
     CASES,
     GPUS,

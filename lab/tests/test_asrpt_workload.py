@@ -12,7 +12,7 @@ import pytest
 from carma_simulator.experiment import Experiment
 from carma_simulator.hardware import parse
 from carma_simulator.workload import Workload
-from carmad.core.recurrence import group
+from carmad.core.jobs.recurrence import group
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 

@@ -17,8 +17,8 @@ from carma_simulator.run import simulate
 from carma_simulator.traces.sources import load
 from carma_simulator.workload import Workload
 from carmad.config import Limits, Settings
-from carmad.core.recurrence import group
-from carmad.core.types import JobId, Mode
+from carmad.core.jobs.attempt import JobId, Mode
+from carmad.core.jobs.recurrence import group
 from lab.castor import gavel, tiresias
 from lab.castor.busiest import busiest
 from lab.castor.page import report

@@ -17,7 +17,8 @@ from carma_simulator.hardware import parse
 from carma_simulator.traces.generators import cuckoo as cuckoo_trace
 from carma_testing import check_rules
 from carmad.config import Settings
-from carmad.core.types import Mode, StageTimes
+from carmad.core.jobs.attempt import Mode
+from carmad.core.jobs.findings import StageTimes
 from lab.cuckoo import pairs, truth
 from lab.cuckoo.page import report
 from lab.cuckoo.paper import PREDICTED, TABLES

@@ -12,7 +12,7 @@ from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import JobOutcome, Load, Task
 from carma_simulator.metrics import figures
 from carma_testing import check_rules
-from carmad.core.types import Cause, Mode
+from carmad.core.jobs.attempt import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.paths import python
 from lab.simulator import fidelity

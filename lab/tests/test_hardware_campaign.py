@@ -23,7 +23,8 @@ from benchmarks import ROOT
 from carma_simulator import catalogue
 from carma_simulator.interference import Conserving
 from carmad import DISTRIBUTION
-from carmad.core.types import GpuId, GpuSample, Mode
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import GpuId, Mode
 from carmad.errors import CarmaError
 from lab import RESULTS
 from lab.hardware import (

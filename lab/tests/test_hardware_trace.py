@@ -15,7 +15,7 @@ from benchmarks.daemon.carmad import Daemon
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Conserving
 from carmad.config import Settings
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from lab.data import DATA, read
 from lab.hardware import interference, loads, machine, simulated, trace
 from lab.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts

@@ -9,7 +9,7 @@ import pytest
 
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Additive, Conserving
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from lab.data import DATA
 from lab.simulator.interference import SHIPPED, Sample, fit, lucid, saturating
 

@@ -16,7 +16,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 from carma_simulator import interference
 from carma_simulator.experiment import Attempt, JobOutcome, Load, Task, Trace
-from carmad.core.types import Cause, JobId, JobState, Mode
+from carmad.core.jobs.attempt import Cause, JobId, Mode
+from carmad.core.jobs.states import JobState
 from lab.data import DATA
 from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs

@@ -16,8 +16,8 @@ import pytest
 from carma_client import Client, Executor, JobFailed, Refused
 from carma_client.executor import LOOK_S
 from carma_client.transport import ENDED, WAITING
-from carmad.core.types import ENDED as ENDED_STATES
-from carmad.core.types import NEW, JobState
+from carmad.core.jobs.states import ENDED as ENDED_STATES
+from carmad.core.jobs.states import NEW, JobState
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
 from tests.functions import (

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from carmad.core.types import ENDED, JobState
+from carmad.core.jobs.states import ENDED, JobState
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running, train
 from tests.functions import (
     Counting,

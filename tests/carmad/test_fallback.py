@@ -13,10 +13,11 @@ import pytest
 from carma_testing import FakeServer, a_job
 from carmad import configfile, guards, registry, replay
 from carmad.config import Settings
-from carmad.core import deciders
-from carmad.core.decision import Placement
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Failure, Step
-from carmad.core.types import Cause, Exit, JobState
+from carmad.core.placing.decision import Placement
+from carmad.core.placing.placer import deciders
 from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from carmad import layout_text
 from carmad.api.requests import StageIn, StageTimesIn, StepStagesIn
-from carmad.core.layout import Stage
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Stage
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 
 

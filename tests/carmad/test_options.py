@@ -14,7 +14,7 @@ import pytest
 
 from carmad.api.job import ANSWERED
 from carmad.api.requests import SubmitIn
-from carmad.core.types import JobSpec
+from carmad.core.jobs.spec import JobSpec
 from carmad.options import OPTIONS
 from cli import parse, render
 from tests import fake_daemon as fake

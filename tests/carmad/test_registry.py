@@ -15,10 +15,13 @@ from carma_testing import a_gpu_view, a_job, a_server, a_spec, a_view
 from carmad import guards, registry
 from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
-from carmad.core.decision import Placement, Reason
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.findings import Estimate, Refusal
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.placing.decision import Placement, Reason
+from carmad.core.placing.view import View
 from carmad.core.ports import Estimator, Measures
-from carmad.core.types import Cause, Estimate, Exit, Job, JobSpec, Refusal
-from carmad.core.view import View
 from carmad.edge import Checked, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.guards import GuardedCheck, GuardedEstimator, GuardedPolicy, GuardedRecovery

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from carmad.core.layout import Stage
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Stage
 from cli import overview, render
 from cli import text as cli_text
 from cli.commands import doctor, past

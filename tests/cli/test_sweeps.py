@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from carma_testing import a_spec
-from carmad.core import recurrence
-from carmad.core.recurrence import group
-from carmad.core.types import ArrayTask, JobId, JobSpec
+from carmad.core.jobs import recurrence
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.spec import ArrayTask, JobSpec
 from carmad.learned.estimates import _alike
 from cli.commands.submit import submit
 from cli.main import run

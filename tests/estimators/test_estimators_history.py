@@ -10,7 +10,7 @@ import pytest
 
 from carma_testing import a_run, a_server, a_spec
 from carmad.config import Settings
-from carmad.core.recurrence import template
+from carmad.core.jobs.recurrence import template
 from carmad.plugin import Estimate, JobSpec, Refusal, Run
 from estimators.history import current_history, history, unchecked_history
 from tests.here import Here

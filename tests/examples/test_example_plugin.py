@@ -35,7 +35,7 @@ from pathlib import Path
 from carmad import configfile, registry
 from carmad.api.reasons import phrase, short
 from carmad.config import Settings
-from carmad.core.decision import Reason
+from carmad.core.placing.decision import Reason
 from carmad.errors import CarmaError
 
 def refused(read, *words):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from carma_testing import a_gpu, a_view, changed, check_policy
 from carmad import registry
 from carmad.config import Limits, Links, Settings
-from carmad.core.types import Prediction, Retry
+from carmad.core.jobs.findings import Prediction
+from carmad.core.jobs.job import Retry
 from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
 from policies.asrpt import REASONS
 from policies.asrpt.machine import Machine, rebuild

@@ -10,9 +10,12 @@ import pytest
 
 from carma_testing import FakeServer
 from carmad.config import Limits, Settings
-from carmad.core.history import History
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Prediction
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested
-from carmad.core.types import Job, JobId, JobState, Prediction
 from carmad.models import Model
 from policies import builtin
 from policies.backfilling import SEEN

@@ -8,9 +8,13 @@ import pytest
 
 from carma_testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.gpus.window import Score
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Retry
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, Tick, Wake
-from carmad.core.types import Cause, Estimate, Exit, JobState, ProcessUse, Retry
-from carmad.core.window import Score
 from carmad.plugin import AskAgain, Placement, Preemption
 from policies import baselines
 from policies.preemptive import Preemptive

@@ -10,20 +10,12 @@ from carmad.api.outlook import start_out
 from carmad.api.reasons import phrase
 from carmad.api.why import why_out
 from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    GpuSample,
-    Indicator,
-    JobState,
-    Mode,
-    ProcessUse,
-    Profile,
-    Retry,
-    Suspension,
-    Usage,
-)
-from carmad.core.window import Score
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.gpus.window import Score
+from carmad.core.jobs.attempt import Cause, Mode, Suspension
+from carmad.core.jobs.findings import Estimate, Indicator, Profile, Usage
+from carmad.core.jobs.job import Retry
+from carmad.core.jobs.states import JobState
 from carmad.plugin import LEAST_S, Placement, Preemption, Reason
 from policies.carma.policy import EXPLAINED, SEEN, SHORTER_FIRST, TRIED, carma
 from policies.carma.sizes import CLASS, FIRST_S, left_s

@@ -8,17 +8,10 @@ import pytest
 
 from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.core.recurrence import group
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Indicator,
-    Prediction,
-    Profile,
-    ProfilingRun,
-    Retry,
-    StepTime,
-)
+from carmad.core.jobs.attempt import Cause, ProfilingRun
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, StepTime
+from carmad.core.jobs.job import Retry
+from carmad.core.jobs.recurrence import group
 from carmad.models import Boosted, Stage
 from carmad.plugin import Loaded, Placement, Reason, Remember, Verdict
 from carmad.store.codec import decode_model

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from carmad.core.types import GpuId, GpuSample, StepTime
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.findings import StepTime
 from carmad.learning.interference import Beside, consensus, convert, mae, train
 from carmad.models import Boosted, Model
 from lab.castor.theorem import best_start, sharing_benefit

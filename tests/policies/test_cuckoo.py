@@ -11,19 +11,11 @@ from hypothesis import strategies as st
 
 from carma_testing import a_gpu, a_view, changed, check_policy
 from carmad.config import Collocation, Limits, Links, Preconditions, Profiling, Settings
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Indicator,
-    JobState,
-    Prediction,
-    ProcessUse,
-    Profile,
-    ProfilingRun,
-    Retry,
-    StepTime,
-    Usage,
-)
+from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.jobs.attempt import Cause, ProfilingRun
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, StepTime, Usage
+from carmad.core.jobs.job import Retry
+from carmad.core.jobs.states import JobState
 from carmad.plugin import AskAgain, Reason, Remember, StageTimes
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from policies.cuckoo import CuckooSettings

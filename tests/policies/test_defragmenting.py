@@ -8,7 +8,8 @@ import pytest
 
 from carma_testing import FakeServer
 from carmad.config import Limits, Monitor, Settings, Suspending
-from carmad.core.types import JobId, JobState
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.states import JobState
 
 S = JobState
 SETTINGS = Settings(

@@ -8,21 +8,14 @@ import pytest
 
 from carma_testing import FakeServer, a_gpu, a_view, changed, check_policy
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.core.history import History
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.window import Score
+from carmad.core.jobs.attempt import Cause, Exit, Mode
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Retry
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Trained
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    GpuSample,
-    Indicator,
-    JobState,
-    Mode,
-    Prediction,
-    Profile,
-    Retry,
-)
-from carmad.core.window import Score
 from carmad.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
 from carmad.store import codec

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.daemon.booted import SOCKET
 from benchmarks.daemon.http import request
-from carmad.core.types import ENDED, JobState
+from carmad.core.jobs.states import ENDED, JobState
 
 # Together they stay below the 20 requests per second that a user has in the long run.
 PAUSE_S = 0.15  # between two pairs of requests

@@ -13,7 +13,7 @@ from typing import cast
 
 from carmad import apart, beats
 from carmad.api.advice import FILE, OWN, AdviceOut
-from carmad.core.share import DAY_S
+from carmad.core.rules.share import DAY_S
 from carmad.edge import Chore, Host
 
 log = logging.getLogger(__name__)

@@ -453,7 +453,7 @@ def note_idle_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> 
 def note_missing_pairs(base: Experiment) -> None:
     """Note how much of the trace a file of measured pairs covers."""
     from carma_simulator import interference as models
-    from carmad.core.types import Mode
+    from carmad.core.jobs.attempt import Mode
 
     model = models.make(base.interference)
     if isinstance(model, models.Measured):

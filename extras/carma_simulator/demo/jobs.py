@@ -11,7 +11,7 @@ from carma_simulator.experiment import Experiment, Task, Trace
 from carma_simulator.run import simulate
 from carma_simulator.traces import generators, sources
 from carmad.config import Recovery, Settings
-from carmad.core.types import JobState
+from carmad.core.jobs.states import JobState
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import output

@@ -19,14 +19,15 @@ from carma_simulator.experiment import Attempt, JobOutcome, Outcome, Rejected
 from carma_simulator.metrics import crashes, has_finished, in_time, preemptions, times
 from carma_simulator.report.measures import MEASURES, SIMULATOR, Run, measure_notes, measure_rows
 from carmad.api.report import Period, ReportOut, Server, report_out
-from carmad.core.sharing import (
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import (
     AttemptSummary,
     EstimateSummary,
     ExitSummary,
     JobSummary,
     SpecSummary,
 )
-from carmad.core.types import Gpu, Usage
+from carmad.core.jobs.findings import Usage
 from carmad.errors import CarmaError
 from carmad.html import environment, style
 from carmad.installed import how_to_add

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from carma_simulator.experiment import Attempt, Outcome
 from carmad.charts import WIDTH_IN
-from carmad.core.types import Cause, GpuId, JobId
+from carmad.core.jobs.attempt import Cause, GpuId, JobId
 from carmad.readable import TimeUnit, time_unit
 
 # -- colours and time axes

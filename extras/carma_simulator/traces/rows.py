@@ -20,8 +20,8 @@ from typing import Any, TextIO
 
 from carma_simulator.experiment import Load, Rejected, Task, Trace
 from carmad import layout_text
-from carmad.core.layout import Layout, Stage
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Layout, Stage
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.layout_text import BETWEEN, OF_STAGE, OF_TIMES

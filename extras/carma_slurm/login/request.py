@@ -15,9 +15,9 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from carmad.core.findings import StageTimes
-from carmad.core.layout import Stage
-from carmad.core.recurrence import fill, variables
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Stage
+from carmad.core.jobs.recurrence import fill, variables
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import OPTIONS, Option
 from carmad.readable import job_name

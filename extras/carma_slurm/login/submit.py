@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from carma_slurm import login
 from carma_slurm.login import jobs, request, slurm
-from carmad.core.recurrence import fill, tells, variables
+from carmad.core.jobs.recurrence import fill, tells, variables
 from carmad.errors import CarmaError
 from carmad.readable import clean, gib
 from cli import output

@@ -14,8 +14,8 @@ import pytest
 from carma_testing import FakeServer
 from carmad.api.advice import AdviceOut, command, sentence, words
 from carmad.config import Settings
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Reconfigured
-from carmad.core.types import JobState
 from carmad.daemon import doctor
 from carmad.replay import reproduce
 from carmad.report import as_markdown

@@ -35,29 +35,20 @@ from carmad.api.reasons import phrase, short, wordings
 from carmad.api.wire import parse_label, parse_selection, stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.configfile import from_tree
-from carmad.core import control
-from carmad.core.decision import Placement, Reason
 from carmad.core.happenings import Kind
-from carmad.core.layout import Layout, Stage
+from carmad.core.jobs import control
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.findings import Indicator, Prediction, Profile, StageTimes, StepTime
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.layout import Layout, Stage
+from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Exited, Step, Submitted, Tick
+from carmad.core.placing.decision import Placement, Reason
+from carmad.core.placing.view import View
 from carmad.core.ports import Server
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import (
-    Cause,
-    Exit,
-    Indicator,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Owner,
-    Prediction,
-    Profile,
-    StageTimes,
-    StepTime,
-)
-from carmad.core.view import View
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.explanation import ContextOut

@@ -10,8 +10,9 @@ from carma_testing import FakeServer
 from carmad.api import why
 from carmad.api.job import Jobs
 from carmad.api.outlook import foresee
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import SuspendRequested
-from carmad.core.types import JobId, JobState
 from carmad.words import clock
 from tests.carmad.core.test_filling import ALONE, GIB, SETTINGS
 

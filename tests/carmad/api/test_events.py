@@ -18,9 +18,11 @@ import pytest
 from carma_testing import a_job
 from carmad.api import events as kept
 from carmad.api.events import event_out
+from carmad.core.gpus.gpu import Condition, ProcessUse
 from carmad.core.happenings import Happening, Kind
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, Sampled
-from carmad.core.types import Cause, Condition, Exit, JobState, ProcessUse
 from cli.client import events
 from cli.commands.logs import line
 from tests import api_server

@@ -34,12 +34,16 @@ from carmad.api.rows import (
 from carmad.api.wire import Selection, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.config import Limits, Settings
-from carmad.core.line import Held
+from carmad.core.jobs.attempt import Attempt, JobId
+from carmad.core.jobs.findings import Estimate, Prediction
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.line import Held
+from carmad.core.jobs.spec import ArrayTask
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import JobsById, singly, split
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.tasks import JobsById, singly, split
-from carmad.core.types import ArrayTask, Attempt, Estimate, Job, JobId, JobState, Prediction
 from carmad.store.database import StoreFull
 from cli.output import print_json
 from tests.aio import run_async

@@ -12,8 +12,10 @@ from carma_testing import a_job
 from carmad.api import rows as recent
 from carmad.api.job import JobOut, Jobs
 from carmad.api.rows import Ended, Recent
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.core.types import Job, JobState, Owner
 from carmad.store.sql import SqlStore
 from tests import api_server
 

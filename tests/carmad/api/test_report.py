@@ -20,10 +20,13 @@ import pytest
 from carma_testing import a_gpu, a_job, a_spec
 from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.api.reporting import longest_wait_reason
-from carmad.core.decision import Decision, Placement, Reason, Verdict
+from carmad.core.gpus.sharing import EstimateSummary, JobSummary, SpecSummary
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Usage
+from carmad.core.jobs.spec import ArrayTask, JobSpec, Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.core.sharing import EstimateSummary, JobSummary, SpecSummary
-from carmad.core.types import ArrayTask, Cause, Exit, GpuId, JobId, JobSpec, JobState, Owner, Usage
+from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.report import as_markdown, as_page, last, sections
 from carmad.store import queries
 from carmad.store.values import External

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from carma_testing import a_job, a_spec
 from carmad.api.tally import Tally, Waiting, weight
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Environment, JobSpec, Script
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.core.types import Environment, Job, JobId, JobSpec, JobState, Script
 from tests.owners import who
 
 SHARED = Environment("shared", 10_000)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carmad.api.timeline import MOST_JOBS
-from carmad.core.types import Cause, Exit, JobId
+from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.timeline.hours import HOUR_S, Bins, Cell, Row
 from tests import daemon as carmad
 from tests.api_server import Daemon, as_uid, running, user_name

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carmad.api import intake
-from carmad.core.types import JobSpec
+from carmad.core.jobs.spec import JobSpec
 from carmad.http import connections
 from tests import api_server
 from tests.api_server import Daemon

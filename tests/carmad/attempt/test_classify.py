@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carma_testing import a_job
 from carmad.attempt import clues as module
 from carmad.attempt.clues import AROUND, MOST, classify
-from carmad.core.types import Cause, Exit
+from carmad.core.jobs.attempt import Cause, Exit
 from carmad.store import codec
 from tests import out_of_memory as texts
 

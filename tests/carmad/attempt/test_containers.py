@@ -24,7 +24,7 @@ import pytest
 from carma_testing.builders import a_job, a_spec
 from carmad.attempt import containers
 from carmad.attempt.environment import ATTEMPT_VARIABLE, HOOKS, MPS_PIPE
-from carmad.core.types import Job
+from carmad.core.jobs.job import Job
 from carmad.errors import CarmaError
 from cli.missing import refuse_missing_image
 from cli.problems import Usage

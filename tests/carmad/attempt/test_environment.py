@@ -22,17 +22,10 @@ from carmad.attempt.environment import (
     log_paths,
     scrub,
 )
-from carmad.core.types import (
-    Allocation,
-    ArrayTask,
-    Estimate,
-    GpuId,
-    Job,
-    JobId,
-    Mode,
-    Retry,
-    Script,
-)
+from carmad.core.jobs.attempt import GpuId, JobId, Mode
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job, Retry
+from carmad.core.jobs.spec import Allocation, ArrayTask, Script
 from tests.attempts import ME, Bench, make_job
 
 GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))

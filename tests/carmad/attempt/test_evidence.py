@@ -10,7 +10,8 @@ from carma_testing import a_gpu, a_job
 from carmad.attempt import evidence as module
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.proc import process_stat
-from carmad.core.types import GpuSample, JobId, MemoryLimits, ProcessUse
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs.attempt import JobId, MemoryLimits
 from tests.attempts import until
 
 GPU = a_gpu(0).id

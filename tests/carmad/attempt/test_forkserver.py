@@ -23,7 +23,7 @@ from carmad.attempt.forks import Forks, ask
 from carmad.attempt.launcher import SOCKET, Launcher, NotNow
 from carmad.attempt.proc import process_stat
 from carmad.attempt.starting import program
-from carmad.core.types import Job
+from carmad.core.jobs.job import Job
 from tests.attempts import Bench, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

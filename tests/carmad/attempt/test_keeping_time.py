@@ -13,8 +13,11 @@ import pytest
 from carma_testing import a_job, a_spec
 from carmad.attempt.environment import job_environment
 from carmad.attempt.process_tree import TIME_LIMIT, Tree
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, Suspension
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Allocation
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Launch, Step, Suspend
-from carmad.core.types import Allocation, Cause, GpuId, Job, JobId, JobState, Suspension
 from carmad.daemon import world
 from carmad.engine.clock import boottime
 from tests.attempts import Bench

@@ -30,7 +30,8 @@ from carmad.attempt.exits import ExitFacts
 from carmad.attempt.forks import Child, helpers
 from carmad.attempt.launcher import Launcher, NotNow, Stopped, launch_fields
 from carmad.attempt.shepherd import Shepherd
-from carmad.core.types import Cause, Job, JobId
+from carmad.core.jobs.attempt import Cause, JobId
+from carmad.core.jobs.job import Job
 from carmad.errors import CarmaError
 from tests.attempts import EXIT_0_1_0, Bench, in_a_unit, is_gone, until
 

@@ -21,8 +21,9 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
 from carmad.attempt.proc import process_stat
 from carmad.config import Suspending
+from carmad.core.jobs.attempt import GpuId, MemoryLimits
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Launch, LimitMemory
-from carmad.core.types import GpuId, Job, MemoryLimits
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import boottime
 from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped

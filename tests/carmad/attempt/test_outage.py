@@ -18,8 +18,10 @@ from carmad.attempt import shepherd, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.config import Suspending
+from carmad.core.jobs.attempt import Cause, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
-from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon import doctor
 from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld

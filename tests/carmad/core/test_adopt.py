@@ -16,8 +16,8 @@ import pytest
 
 from carma_testing import FakeServer, a_spec
 from carmad.attempt.callers import own_process
+from carmad.core.jobs.attempt import JobId, Mode
 from carmad.core.messages import Adopted
-from carmad.core.types import JobId, Mode
 from carmad.errors import CarmaError
 from tests.daemon import NO_KERNELS, Carmad, running, train, until
 

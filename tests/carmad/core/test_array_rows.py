@@ -22,17 +22,12 @@ from carmad.api.stream import Wanted
 from carmad.api.wire import parse_selection
 from carmad.config import Host, Retention, Settings
 from carmad.core.happenings import Happening, Kind
-from carmad.core.ledger import ENDED_REMEMBERED
-from carmad.core.messages import (
-    CancelRequested,
-    HoldRequested,
-    RequeueRequested,
-    Step,
-    Submitted,
-    Tick,
-    UpdateRequested,
-)
-from carmad.core.tasks import (
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.ledger import ENDED_REMEMBERED
+from carmad.core.jobs.spec import After, ArrayTask, Owner
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import (
     Ended,
     JobsById,
     Outcome,
@@ -43,7 +38,15 @@ from carmad.core.tasks import (
     singly,
     spans,
 )
-from carmad.core.types import After, ArrayTask, Cause, Exit, Job, JobId, JobState, Owner
+from carmad.core.messages import (
+    CancelRequested,
+    HoldRequested,
+    RequeueRequested,
+    Step,
+    Submitted,
+    Tick,
+    UpdateRequested,
+)
 from carmad.metrics.declared import ENDED
 from carmad.options import MAX_TASKS
 from carmad.store.journal import Journal, read, segments
@@ -416,7 +419,7 @@ def test_only_one_module_spells_out_the_tasks_of_a_row() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in files
-        if path != ROOT / "carmad/core/tasks.py"
+        if path != ROOT / "carmad/core/jobs/tasks.py"
         for line in path.read_text().splitlines()
         if SPELT_OUT.search(line)
     }

@@ -17,10 +17,12 @@ from carmad.api.reasons import phrase
 from carmad.attempt import environment
 from carmad.attempt.launcher import Launcher
 from carmad.config import Host, Limits, Settings
-from carmad.core.decision import Proposal
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, Discovered, Reconfigured, Stepped
-from carmad.core.types import Cause, Exit, Job, JobId, JobState
-from carmad.core.view import View
+from carmad.core.placing.decision import Proposal
+from carmad.core.placing.view import View
 from carmad.gpu.driver import cpus_near
 from tests.attempts import Bench
 from tests.daemon import Carmad, running, until

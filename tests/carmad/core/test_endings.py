@@ -7,25 +7,15 @@ from dataclasses import replace
 import pytest
 
 from carma_testing import a_gpu, a_job, a_spec, changed
-from carmad.core import control
-from carmad.core.attempt import KEPT, Attempt, append
-from carmad.core.control import Verdict
-from carmad.core.endings import Ending, Retries, ending
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs import control
+from carmad.core.jobs.attempt import KEPT, Attempt, Cause, Exit, JobId, MemoryLimits, append
+from carmad.core.jobs.control import Verdict
+from carmad.core.jobs.endings import Ending, Retries, ending
+from carmad.core.jobs.job import Job, Retry, advance
+from carmad.core.jobs.spec import After, AfterKind
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Exited
-from carmad.core.states import advance
-from carmad.core.types import (
-    After,
-    AfterKind,
-    Cause,
-    Exit,
-    GpuSample,
-    Job,
-    JobId,
-    JobState,
-    MemoryLimits,
-    ProcessUse,
-    Retry,
-)
 from recovery import ladder
 
 GPU = a_gpu().id

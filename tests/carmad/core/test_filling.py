@@ -9,7 +9,9 @@ import pytest
 
 from carma_testing import FakeServer
 from carmad.config import Limits, Monitor, Settings, Suspending
-from carmad.core.types import Allocation, Cause, Exit, JobId, JobState
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.spec import Allocation
+from carmad.core.jobs.states import JobState
 
 S = JobState
 GIB = 1024

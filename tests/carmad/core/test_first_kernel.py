@@ -8,8 +8,11 @@ import pytest
 
 from carma_testing import FakeServer, a_job
 from carmad.config import Collocation, Monitor, Settings
-from carmad.core.readings import Reading, has_run_kernel
-from carmad.core.types import GpuId, GpuSample, Job, JobId, JobState, ProcessUse
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.gpus.readings import Reading, has_run_kernel
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 
 SETTINGS = Settings(monitor=Monitor(window_s=5.0))
 HERE = GpuId("GPU-a")

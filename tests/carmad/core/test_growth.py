@@ -9,10 +9,11 @@ import pytest
 
 from carma_testing import a_job, a_spec
 from carmad.config import Settings
-from carmad.core.admission import demand
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.recurrence import group, template
 from carmad.core.messages import Submitted
-from carmad.core.recurrence import group, template
-from carmad.core.types import Estimate, JobId
+from carmad.core.rules.admission import demand
 from carmad.store import journal
 from tests.carmad.core.test_past import PLENTY, Recorded
 

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from carma_testing import FakeServer
 from carmad.config import Collocation, Monitor, Preconditions, Settings, Suspending
-from carmad.core.guarantees import STEP_MIB, Claim, share_out
+from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.jobs.attempt import JobId, MemoryLimits
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Retry
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     Action,
     Discovered,
@@ -21,7 +25,7 @@ from carmad.core.messages import (
     SuspendRequested,
     due_actions,
 )
-from carmad.core.types import Estimate, JobId, JobState, MemoryLimits, ProcessUse, Retry
+from carmad.core.rules.guarantees import STEP_MIB, Claim, share_out
 
 GIB = 1024
 CARD = 40 * GIB

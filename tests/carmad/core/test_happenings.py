@@ -8,8 +8,8 @@ import pytest
 
 from carma_testing import FakeServer
 from carmad.core.happenings import Kind, happenings, notices, words
+from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.messages import Step
-from carmad.core.types import Cause, Exit, JobId
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")
 LOST = Exit(Cause.LOST, evidence="a reboot")

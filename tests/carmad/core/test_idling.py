@@ -14,10 +14,13 @@ from carmad.api.gpus import gpu_out
 from carmad.api.job import Jobs
 from carmad.api.why import why_out
 from carmad.config import Idle, Settings, Suspending
-from carmad.core import idling
+from carmad.core.gpus import idling
 from carmad.core.happenings import Kind, happenings, notices, words
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.spec import After, ArrayTask
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Reconfigured, UpdateRequested
-from carmad.core.types import After, ArrayTask, Cause, Estimate, Exit, GpuId, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.store.codec import notice_rows
 from cli.overview import gpu_report, where

@@ -7,8 +7,10 @@ import pytest
 from carma_testing import FakeServer
 from carmad.config import Interactive, Settings
 from carmad.core.happenings import how_ended
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.spec import Allocation
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import RequeueRequested, Sampled, UpdateRequested
-from carmad.core.types import Allocation, Cause, Exit, JobState
 
 S = JobState
 QUICK = Settings(interactive=Interactive(idle_s=100))

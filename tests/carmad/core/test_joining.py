@@ -8,8 +8,10 @@ from carma_testing import FakeServer
 from carmad.api import why as whys
 from carmad.api.reasons import phrase
 from carmad.config import Settings
-from carmad.core.admission import demand, refusals
-from carmad.core.types import Cause, Estimate, Exit, Indicator, JobState, Profile
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.findings import Estimate, Indicator, Profile
+from carmad.core.jobs.states import JobState
+from carmad.core.rules.admission import demand, refusals
 from carmad.readable import gib
 
 STARTED = JobState.STARTING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carmad.config import Links
-from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
+from carmad.core.jobs.layout import Layout, Stage, iteration_s, slowest_s
 
 LINKS = Links(within_mib_s=1000.0, between_mib_s=100.0)
 SIZE = 4

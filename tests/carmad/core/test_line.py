@@ -11,8 +11,9 @@ import pytest
 from carma_testing import FakeServer
 from carmad import registry
 from carmad.config import Limits, Monitor, Settings
+from carmad.core.jobs.spec import After
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import HoldRequested
-from carmad.core.types import After, JobState
 
 BOUND_S = Limits().overtaken_s
 SHARING = ("magm", "lug", "rr", "first_fit", "best_fit", "horus", "carma")

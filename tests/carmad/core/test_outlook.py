@@ -14,14 +14,18 @@ from carma_testing import a_gpu_view, a_job, a_spec, a_view
 from carmad.api.outlook import foresee, outlook_out, start_out
 from carmad.api.wire import iso
 from carmad.config import Limits, Settings
-from carmad.core.decision import Decision, Placement, Reason, Verdict
-from carmad.core.line import Held
-from carmad.core.outlook import FORESEEN, LAUNCH_S, SLACK, Outlook, forecast, outlook
-from carmad.core.remaining import OVERRUN, left
-from carmad.core.reservations import Reservation, slots
+from carmad.core.jobs.attempt import Attempt, JobId
+from carmad.core.jobs.findings import Prediction
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.line import Held
+from carmad.core.jobs.spec import After, ArrayTask
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import JobsById
+from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
+from carmad.core.placing.outlook import FORESEEN, LAUNCH_S, SLACK, Outlook, forecast, outlook
+from carmad.core.placing.remaining import OVERRUN, left
+from carmad.core.rules.reservations import Reservation, slots
 from carmad.core.scene import Scene
-from carmad.core.tasks import JobsById
-from carmad.core.types import After, ArrayTask, Attempt, Job, JobId, JobState, Prediction
 from tests.owners import who
 
 NOW = 1000.0

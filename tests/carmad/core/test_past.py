@@ -12,21 +12,15 @@ import pytest
 from carma_testing import FakeServer, a_job, a_spec, changed
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.decision import Placement, Proposal, Reason
-from carmad.core.history import BIN_S, BINS, History
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, ProfilingRun
+from carmad.core.jobs.findings import Indicator, Profile
+from carmad.core.jobs.history import BIN_S, BINS, History
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
+from carmad.core.placing.decision import Placement, Proposal, Reason
+from carmad.core.placing.view import View
 from carmad.core.ports import Policy
-from carmad.core.types import (
-    Cause,
-    GpuId,
-    Indicator,
-    Job,
-    JobId,
-    JobState,
-    Profile,
-    ProfilingRun,
-)
-from carmad.core.view import View
 from carmad.models import Node, Tree
 from carmad.replay import reproduce
 from carmad.store import codec, journal

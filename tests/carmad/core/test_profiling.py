@@ -9,8 +9,19 @@ from hypothesis import strategies as st
 
 from carma_testing import FakeServer, a_gpu, a_job, a_spec, changed
 from carmad.config import Limits, Monitor, Profiling, Settings
-from carmad.core.decision import Placement
-from carmad.core.history import (
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.readings import UsageProfiler
+from carmad.core.gpus.slowdown import beside, load, with_company
+from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode, ProfilingRun
+from carmad.core.jobs.findings import (
+    Estimate,
+    Indicator,
+    Prediction,
+    Profile,
+    StageTimes,
+    StepTime,
+)
+from carmad.core.jobs.history import (
     BIN_S,
     BINS,
     ENOUGH_VOTERS,
@@ -20,27 +31,12 @@ from carmad.core.history import (
     Past,
     past,
 )
-from carmad.core.knowledge import with_shared_profiles
+from carmad.core.jobs.knowledge import with_shared_profiles
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import Outcome
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
-from carmad.core.readings import UsageProfiler
-from carmad.core.recurrence import group
-from carmad.core.slowdown import beside, load, with_company
-from carmad.core.tasks import Outcome
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    GpuSample,
-    Indicator,
-    JobId,
-    JobState,
-    Mode,
-    Prediction,
-    Profile,
-    ProfilingRun,
-    StageTimes,
-    StepTime,
-)
+from carmad.core.placing.decision import Placement
 from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
 from carmad.store.codec import encode_job

@@ -12,8 +12,12 @@ import pytest
 
 from carma_testing import FakeServer, a_job, a_spec
 from carmad.config import Fairness
-from carmad.core import promises
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.happenings import Kind, happenings, notices, words
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Estimate, Usage
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     CancelRequested,
     Estimated,
@@ -21,19 +25,8 @@ from carmad.core.messages import (
     Submitted,
     UpdateRequested,
 )
-from carmad.core.share import ENOUGH, Shares
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    GpuId,
-    GpuSample,
-    Job,
-    JobId,
-    JobState,
-    ProcessUse,
-    Usage,
-)
+from carmad.core.rules import promises
+from carmad.core.rules.share import ENOUGH, Shares
 from carmad.store.codec import notice_rows
 from tests.daemon import Carmad, Json, running, train
 from tests.owners import who

@@ -10,11 +10,12 @@ import pytest
 
 from carma_testing import FakeServer, a_spec
 from carmad.config import Fairness, Limits, Settings
-from carmad.core.decision import Reason
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import LimitRequested, Submitted
-from carmad.core.quota import DEFAULT, Limit, Quotas, limit_of
-from carmad.core.share import DAY_S, Account, Shares
-from carmad.core.types import JobId, JobState
+from carmad.core.placing.decision import Reason
+from carmad.core.rules.quota import DEFAULT, Limit, Quotas, limit_of
+from carmad.core.rules.share import DAY_S, Account, Shares
 from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore

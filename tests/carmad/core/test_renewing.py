@@ -11,8 +11,10 @@ import pytest
 from carma_testing import FakeServer, a_spec
 from carmad import registry
 from carmad.config import Settings
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Action, Estimated, EstimateMemory, Submitted
-from carmad.core.types import Estimate, JobId, JobState
 from tests.daemon import running, train
 from tests.waiting import until
 

@@ -17,10 +17,12 @@ import pytest
 from carma_testing import a_job, a_spec
 from carmad.api.wire import stamp
 from carmad.config import Access, Limits, Settings
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.spec import Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.core.recurrence import group
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Exit, JobId, JobState, Owner
 from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore
 from tests import api_server

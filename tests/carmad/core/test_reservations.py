@@ -19,11 +19,13 @@ from carmad.api.fairness import booking_hours
 from carmad.api.reservations import ReserveIn
 from carmad.api.wire import stamp
 from carmad.config import Limits, Settings
-from carmad.core.history import Durations
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Prediction
+from carmad.core.jobs.history import Durations
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, LimitRequested, Reserved, Unreserved
-from carmad.core.quota import Limit
-from carmad.core.reservations import LAPSE_S, TIMES, Reservation
-from carmad.core.types import JobId, JobState, Prediction
+from carmad.core.rules.quota import Limit
+from carmad.core.rules.reservations import LAPSE_S, TIMES, Reservation
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore

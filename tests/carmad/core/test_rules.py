@@ -8,33 +8,23 @@ import pytest
 
 from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
 from carmad.config import Collocation, Limits, Settings
-from carmad.core.admission import demand, refusals
-from carmad.core.deciders import FIRST_TRY_S, LAST_TRY_S, Calls, Deciders
-from carmad.core.decision import Placement, Proposal
-from carmad.core.gpuview import GpuView, free_memory
-from carmad.core.history import BIN_S, BINS, History, past
-from carmad.core.knowledge import with_report
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.gpus.gpuview import GpuView, free_memory
+from carmad.core.gpus.readings import energy_j, meter
+from carmad.core.gpus.slowdown import with_company
+from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
+from carmad.core.jobs.findings import Estimate, Indicator, Profile, StageTimes, StepTime
+from carmad.core.jobs.history import BIN_S, BINS, History, past
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.knowledge import with_report
+from carmad.core.jobs.recurrence import LETTERS, group
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Stepped
-from carmad.core.readings import energy_j, meter
-from carmad.core.recurrence import LETTERS, group
-from carmad.core.reservations import Reservation, slots
-from carmad.core.slowdown import with_company
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    GpuSample,
-    Indicator,
-    Job,
-    JobId,
-    JobState,
-    Mode,
-    ProcessUse,
-    Profile,
-    StageTimes,
-    StepTime,
-)
-from carmad.core.view import NodeView, View
+from carmad.core.placing.deciders import FIRST_TRY_S, LAST_TRY_S, Calls, Deciders
+from carmad.core.placing.decision import Placement, Proposal
+from carmad.core.placing.view import NodeView, View
+from carmad.core.rules.admission import demand, refusals
+from carmad.core.rules.reservations import Reservation, slots
 from policies.ranked import down_the_line
 from tests.planning import queued, running_on
 

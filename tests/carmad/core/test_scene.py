@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from carma_testing import a_gpu_view, a_job, a_spec, a_view
-from carmad.core.decision import Decision, Placement
-from carmad.core.gpuview import GpuView
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.gpus.gpuview import GpuView
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.tasks import JobsById
+from carmad.core.placing.decision import Decision, Placement
 from carmad.core.scene import Scene, memory_by_job
-from carmad.core.tasks import JobsById
-from carmad.core.types import GpuSample, JobId, ProcessUse
 
 FIRST, SECOND = a_job(1), a_job(2)
 

@@ -10,7 +10,12 @@ from carma_testing.fake_server import FakeProcess
 from carmad.api import why
 from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
-from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
+from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import IllegalTransition, Retry, advance
+from carmad.core.jobs.spec import After, AfterKind, ArrayTask, WarnSignal
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     CancelRequested,
     Closing,
@@ -31,25 +36,10 @@ from carmad.core.messages import (
     UpdateRequested,
     Wake,
 )
-from carmad.core.reservations import Reservation
+from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
+from carmad.core.placing.view import NodeView
+from carmad.core.rules.reservations import Reservation
 from carmad.core.scheduler import Scheduler
-from carmad.core.states import IllegalTransition, advance
-from carmad.core.types import (
-    After,
-    AfterKind,
-    ArrayTask,
-    Cause,
-    Estimate,
-    Exit,
-    GpuId,
-    JobId,
-    JobState,
-    Mode,
-    ProcessUse,
-    Retry,
-    WarnSignal,
-)
-from carmad.core.view import NodeView
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from policies import baselines, builtin
 from recovery import ladder

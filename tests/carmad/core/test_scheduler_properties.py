@@ -20,9 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.requests import Requests
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Action, CancelRequested
-from carmad.core.requests import Requests
-from carmad.core.types import Cause, Exit, JobState
 from carmad.engine import engine
 from carmad.engine.engine import Engine
 from tests.model import SHARED, STEPS, UNDER_MPS, Model, live_through

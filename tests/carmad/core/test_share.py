@@ -12,6 +12,9 @@ import pytest
 from carma_testing import FakeServer, a_gpu, a_spec
 from carmad.api.fairness import overtaken, shares_out
 from carmad.config import Fairness, Host, Limits, Settings
+from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
+from carmad.core.jobs.job import stopping
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     Adopted,
     CancelRequested,
@@ -22,9 +25,15 @@ from carmad.core.messages import (
     RequeueRequested,
     Submitted,
 )
-from carmad.core.share import DAY_S, RANKED_EVERY_S, SAVED_EVERY_S, Account, Rates, Shares, bands
-from carmad.core.states import stopping
-from carmad.core.types import Cause, Exit, JobId, JobState, Mode
+from carmad.core.rules.share import (
+    DAY_S,
+    RANKED_EVERY_S,
+    SAVED_EVERY_S,
+    Account,
+    Rates,
+    Shares,
+    bands,
+)
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from tests.owners import UID, who

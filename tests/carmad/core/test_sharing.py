@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carma_testing import a_job
-from carmad.core.sharing import (
+from carmad.core.gpus.sharing import (
     AttemptSummary,
     ExitSummary,
     JobSummary,
@@ -21,21 +21,10 @@ from carmad.core.sharing import (
     overlaps,
     summarize,
 )
-from carmad.core.slowdown import Basis, Receipt, Slowdown, receipt, slowdown
-from carmad.core.types import (
-    Cause,
-    Company,
-    Estimate,
-    Exit,
-    GpuId,
-    Indicator,
-    JobId,
-    JobState,
-    Loaded,
-    Mode,
-    Profile,
-    Usage,
-)
+from carmad.core.gpus.slowdown import Basis, Receipt, Slowdown, receipt, slowdown
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
+from carmad.core.jobs.findings import Company, Estimate, Indicator, Loaded, Profile, Usage
+from carmad.core.jobs.states import JobState
 from carmad.models import LEAF, Boosted, Stage
 from carmad.store import codec
 

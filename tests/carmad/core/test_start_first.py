@@ -12,6 +12,10 @@ from carma_testing import FakeServer, a_spec
 from carmad.api import why
 from carmad.api.job import Jobs
 from carmad.config import Collocation, Limits, Settings
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.spec import ArrayTask
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -25,8 +29,7 @@ from carmad.core.messages import (
     Tick,
     UpdateRequested,
 )
-from carmad.core.reservations import Reservation
-from carmad.core.types import ArrayTask, Cause, Estimate, Exit, JobId, JobState
+from carmad.core.rules.reservations import Reservation
 from tests.daemon import running, until
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")

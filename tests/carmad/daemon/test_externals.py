@@ -8,7 +8,8 @@ from pathlib import Path
 
 from carma_testing import a_gpu
 from carmad.config import Retention
-from carmad.core.types import GpuSample, JobId, ProcessUse
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs.attempt import JobId
 from carmad.daemon.monitor import Externals
 from carmad.store.retention import KEPT_PER_USER
 from carmad.store.sql import SqlStore

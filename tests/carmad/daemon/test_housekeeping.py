@@ -18,9 +18,10 @@ from carma_testing import a_job
 from carmad import accounts
 from carmad.accounts import Account, NoAccount
 from carmad.config import Retention
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import JobsById
 from carmad.core.messages import HoldRequested, Step, Tick
-from carmad.core.tasks import JobsById
-from carmad.core.types import JobSpec, JobState
 from carmad.daemon import housekeeping
 from carmad.daemon.housekeeping import Housekeeping, release, remove_attempts, shorten_logs
 from carmad.edge import Chore

@@ -12,6 +12,9 @@ from carmad import registry
 from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
 from carmad.config import Settings as Config
+from carmad.core.gpus.gpu import Condition, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.findings import Estimate
 from carmad.core.messages import (
     Discovered,
     DrainRequested,
@@ -24,7 +27,6 @@ from carmad.core.messages import (
     Submitted,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Condition, Estimate, Exit, GpuSample, JobId, ProcessUse
 from carmad.daemon import monitor as monitor_module
 from carmad.daemon.monitor import Monitor
 from carmad.engine import engine as engine_module

@@ -11,8 +11,8 @@ import pytest
 
 from carma_testing import FakeServer
 from carmad.config import Collocation, Limits, Settings, at_once
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Reconfigured
-from carmad.core.types import JobState
 from carmad.daemon.service import merge
 from carmad.replay import reproduce
 from carmad.store import journal

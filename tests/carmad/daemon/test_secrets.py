@@ -15,8 +15,8 @@ import pytest
 
 from carma_testing import a_job, a_spec
 from carmad.api.requests import SubmitIn
+from carmad.core.jobs.attempt import JobId
 from carmad.core.messages import Step, Submitted
-from carmad.core.types import JobId
 from carmad.http.problems import explain_invalid
 from carmad.store import retention
 from carmad.store.database import StoreFull

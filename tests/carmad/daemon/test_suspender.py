@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from carmad.config import Suspending
+from carmad.core.jobs.attempt import GpuId, JobId, Suspension
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
-from carmad.core.types import GpuId, Job, JobId, Suspension
 from carmad.daemon.suspender import Suspender
 from carmad.gpu.checkpoint import Outcome, State
 from tests.attempts import make_job

@@ -18,6 +18,11 @@ from carmad.attempt.callers import Process
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts
 from carmad.config import Collocation, Settings, Suspending
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits, Mode
+from carmad.core.jobs.findings import Estimate, Refusal
+from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import JobsById
 from carmad.core.messages import (
     Discovered,
     Estimated,
@@ -29,21 +34,6 @@ from carmad.core.messages import (
     Signal,
     Step,
     Stop,
-)
-from carmad.core.tasks import JobsById
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    Gpu,
-    GpuId,
-    GpuSample,
-    JobId,
-    JobState,
-    MemoryLimits,
-    Mode,
-    ProcessUse,
-    Refusal,
 )
 from carmad.daemon import doctor
 from carmad.daemon.monitor import MpsWatch

@@ -11,10 +11,13 @@ import pytest
 
 from carma_testing import a_gpu, a_job, a_spec, changed
 from carmad.config import Settings
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import JobId, ProfilingRun
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Sampled, Step, Submitted, Tick
-from carmad.core.reservations import Reservation
+from carmad.core.rules.reservations import Reservation
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import GpuSample, Job, JobId, JobState, ProfilingRun
 from carmad.engine import clock as module
 from carmad.engine.clock import Clock, Wall
 from carmad.store.database import StoreFull

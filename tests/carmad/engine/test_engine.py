@@ -10,8 +10,11 @@ import pytest
 from carma_testing import a_gpu, a_job, a_spec
 from carma_testing.fake_server import FakeWorld
 from carmad.config import Settings
-from carmad.core import endings
-from carmad.core.endings import Endings
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs import endings
+from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.endings import Endings
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -23,7 +26,6 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState, ProcessUse
 from carmad.edge import Follower
 from carmad.engine import engine
 from carmad.engine.clock import Clock

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from carmad.core.types import Gpu, GpuId
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import GpuId
 from carmad.gpu import dcgm, dcgm_health
 from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row
 from carmad.gpu.dcgm_health import DcgmHealth, parse_health

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.core.types import GpuSample
+from carmad.core.gpus.gpu import GpuSample
 from carmad.errors import CarmaError
 from carmad.gpu import card as card_module
 from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from carmad.core.types import GpuId, MemoryLimits
+from carmad.core.jobs.attempt import GpuId, MemoryLimits
 from carmad.gpu.card import ATTEMPT, SLOTS, Card, OutOfMemory, group_of
 from carmad.gpu.emulated import EmulatedSource
 from carmad.gpu.emulated import create as create_all

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from carmad.core.types import GpuId
+from carmad.core.jobs.attempt import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu import mps as mps_daemon
 from carmad.gpu.mps import Mps, MpsDaemon, ServerState

@@ -18,7 +18,8 @@ import psutil
 import pynvml
 import pytest
 
-from carmad.core.types import GpuId, GpuSample, MemoryLimits, ProcessUse
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
+from carmad.core.jobs.attempt import GpuId, MemoryLimits
 from carmad.errors import CarmaError
 from carmad.gpu import driver as lanes
 from carmad.gpu import events

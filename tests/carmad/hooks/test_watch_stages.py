@@ -14,7 +14,7 @@ import pytest
 
 from carma_testing import a_job, a_spec
 from carmad.attempt.environment import HOOKS, job_environment, scrub
-from carmad.core.types import GpuId, Mode
+from carmad.core.jobs.attempt import GpuId, Mode
 from carmad.hooks import stages
 from tests.fake_daemon import FakeDaemon, serving
 from tests.waiting import PATIENCE_S

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from carmad.accounts import groups_of
+from carmad.core.jobs.attempt import JobId
 from carmad.core.messages import Noticed
-from carmad.core.types import JobId
 from carmad.engine.inbox import QUANTUM, Backlog, Delivery
 from carmad.http import connections, turns
 from carmad.http.bounds import Bounded

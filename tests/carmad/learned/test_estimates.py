@@ -14,19 +14,12 @@ import pytest
 from carma_testing import a_job, a_server, a_spec
 from carmad import registry
 from carmad.config import Estimation, Settings
-from carmad.core.layout import Layout, Stage
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate, Refusal, StageTimes
+from carmad.core.jobs.layout import Layout, Stage
+from carmad.core.jobs.spec import After, ArrayTask, JobSpec, WarnSignal
+from carmad.core.jobs.states import JobState
 from carmad.core.ports import Server
-from carmad.core.types import (
-    After,
-    ArrayTask,
-    Estimate,
-    JobId,
-    JobSpec,
-    JobState,
-    Refusal,
-    StageTimes,
-    WarnSignal,
-)
 from carmad.errors import CarmaError
 from carmad.learned import estimates as module
 from carmad.learned.estimates import Answer, Estimates, ask, ask_all, guesses, patient

@@ -12,9 +12,13 @@ import pytest
 from carma_testing import a_gpu, a_job, a_run, a_server, a_spec, changed
 from carmad.api.estimates import calibrations
 from carmad.config import Monitor, Settings
+from carmad.core.gpus.gpu import Gpu
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.findings import Estimate, Usage
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Step, Tick
 from carmad.core.ports import Run, Trial
-from carmad.core.types import Cause, Estimate, Exit, Gpu, Job, JobState, Usage
 from carmad.learned import experience as module
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.store.sql import SqlStore

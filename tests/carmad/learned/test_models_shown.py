@@ -11,18 +11,12 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec, changed
-from carmad.core.decision import Decision, Placement, Reason
+from carmad.core.jobs.attempt import GpuId, JobId, ProfilingRun
+from carmad.core.jobs.findings import Indicator, Prediction, Profile
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick, Trained
-from carmad.core.types import (
-    GpuId,
-    Indicator,
-    Job,
-    JobId,
-    JobState,
-    Prediction,
-    Profile,
-    ProfilingRun,
-)
+from carmad.core.placing.decision import Decision, Placement, Reason
 from carmad.installed import how_to_add
 from carmad.learned import models as daemon_models
 from carmad.models import Additive, Bins, Model, Node, Shape, Tree

@@ -19,8 +19,8 @@ import pytest
 from carma_testing import a_spec
 from carmad.attempt.forks import Child, Forks, helpers
 from carmad.attempt.launcher import Copies
+from carmad.core.jobs.spec import JobSpec, Script
 from carmad.core.ports import Trial
-from carmad.core.types import JobSpec, Script
 from carmad.learned import attendant
 from carmad.learned import experience as trial_module
 from carmad.learned.attendant import NICE

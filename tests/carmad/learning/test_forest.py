@@ -13,7 +13,7 @@ import pytest
 from carma_testing import a_job, a_spec
 from carmad.api.models import detail_out
 from carmad.config import Settings
-from carmad.core.history import History
+from carmad.core.jobs.history import History
 from carmad.errors import CarmaError
 from carmad.models import Lookup, Model
 from carmad.store import codec

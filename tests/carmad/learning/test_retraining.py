@@ -18,11 +18,14 @@ import pytest
 
 from carma_testing import a_job, a_spec, changed
 from carmad.config import Settings
-from carmad.core.history import History, Submission
+from carmad.core.gpus.slowdown import beside
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.findings import Company, Indicator, Loaded, Profile
+from carmad.core.jobs.history import History, Submission
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.recurrence import group
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.core.recurrence import group
-from carmad.core.slowdown import beside
-from carmad.core.types import Company, GpuId, Indicator, Job, JobId, JobState, Loaded, Profile
 from carmad.learned import models
 from carmad.learned.models import Models, load_shipped, missing_packages
 from carmad.models import Additive, Boosted, Lookup, Model, Node, Tree

@@ -17,6 +17,9 @@ from carma_testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from carmad import configfile
 from carmad.config import Metrics, Monitor, Settings
 from carmad.core.happenings import happenings
+from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.findings import Estimate, Usage
+from carmad.core.jobs.tasks import JobsById
 from carmad.core.messages import (
     Discovered,
     DrainRequested,
@@ -25,8 +28,6 @@ from carmad.core.messages import (
     Submitted,
 )
 from carmad.core.scene import Scene
-from carmad.core.tasks import JobsById
-from carmad.core.types import Cause, Estimate, Exit, Usage
 from carmad.errors import CarmaError
 from carmad.metrics import exposition, figures
 from carmad.metrics.declared import METRICS

@@ -24,20 +24,13 @@ from carmad import configfile, units
 from carmad.accounts import Account, NoAccount, account
 from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
+from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Usage
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import ArrayTask, Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import (
-    ArrayTask,
-    Attempt,
-    Cause,
-    Exit,
-    GpuId,
-    Job,
-    JobId,
-    JobState,
-    Owner,
-    Usage,
-)
 from carmad.daemon.notices import weekly_mails, weekly_report
 from carmad.errors import CarmaError
 from carmad.notify import addresses, mail, post, sender

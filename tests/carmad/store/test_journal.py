@@ -19,7 +19,12 @@ from pydantic_core import to_json, to_jsonable_python
 from carma_testing import FakeServer, a_gpu, a_spec
 from carmad import registry
 from carmad.config import Monitor, Settings
-from carmad.core.history import BIN_S, History
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.history import BIN_S, History
+from carmad.core.jobs.spec import ArrayTask
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -34,7 +39,6 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import ArrayTask, Estimate, GpuSample, JobId, JobState
 from carmad.daemon.monitor import Externals
 from carmad.daemon.parts import flush
 from carmad.edge import Follower

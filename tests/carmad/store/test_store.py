@@ -33,7 +33,12 @@ from sqlalchemy import Connection, create_engine, text
 
 from carma_testing import changed
 from carmad.config import Retention
-from carmad.core.decision import Decision, Placement, Reason, Verdict
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Prediction, Usage
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     CancelRequested,
     Drain,
@@ -44,21 +49,7 @@ from carmad.core.messages import (
     Submitted,
     Tick,
 )
-from carmad.core.types import (
-    Allocation,
-    ArrayTask,
-    Cause,
-    Exit,
-    GpuId,
-    GpuSample,
-    Job,
-    JobId,
-    JobSpec,
-    JobState,
-    Prediction,
-    Script,
-    Usage,
-)
+from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
 from carmad.models import Model
 from carmad.store import codec, database, journal, queries, reading, retention

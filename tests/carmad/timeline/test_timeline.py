@@ -16,20 +16,14 @@ from pydantic_core import to_json
 from carma_testing import a_gpu, a_job, changed
 from carmad.api.timeline import MOST_POINTS, Span, draw, gpu_timeline_out, namer
 from carmad.config import Settings
-from carmad.core.decision import Decision, Placement, Reason, Verdict
+from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.happenings import happenings
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Event, Sampled, Step
-from carmad.core.types import (
-    Cause,
-    Estimate,
-    Exit,
-    GpuId,
-    GpuSample,
-    Job,
-    JobId,
-    JobState,
-    ProcessUse,
-)
+from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore

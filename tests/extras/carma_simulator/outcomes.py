@@ -21,7 +21,8 @@ from carma_simulator.experiment import (
 )
 from carma_simulator.hardware import Cluster, parse
 from carmad.config import Settings
-from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
+from carmad.core.jobs.states import JobState
 
 FIELDS = tuple(field.name for field in fields(Timeline) if field.name != "at")
 TOTALS = tuple(

@@ -17,7 +17,8 @@ from carma_simulator.advice.service import EVERY_S, Advising, advising
 from carma_simulator.experiment import Outcome
 from carmad.api.advice import OWN, AdviceOut, read_advice
 from carmad.config import Settings
-from carmad.core.types import Cause, JobState
+from carmad.core.jobs.attempt import Cause
+from carmad.core.jobs.states import JobState
 from carmad.edge import Chore
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.extras.carma_simulator.outcomes import attempt, job, outcome

@@ -11,9 +11,7 @@ from carma_simulator.run import simulate
 from carma_simulator.workload import Workload
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.types import (
-    Cause,
-)
+from carmad.core.jobs.attempt import Cause
 from carmad.gpu.kinds import GpuKind
 from policies.castor.policy import castor
 

@@ -29,7 +29,7 @@ from carma_simulator.run import simulate
 from carma_simulator.traces.sources import load as load_trace
 from carma_testing import Check, check_rules, checks_of
 from carmad.config import Collocation, Settings
-from carmad.core.types import Mode
+from carmad.core.jobs.attempt import Mode
 from carmad.errors import CarmaError
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

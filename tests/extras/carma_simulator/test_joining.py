@@ -8,7 +8,7 @@ from carma_simulator.experiment import Experiment, Load, Physics, Task, Trace
 from carma_simulator.hardware import parse
 from carma_simulator.run import simulate
 from carmad.config import Monitor, Settings
-from carmad.core.types import Cause
+from carmad.core.jobs.attempt import Cause
 
 POLICIES = ("magm", "lug", "rr", "best_fit", "carma")
 

@@ -6,9 +6,7 @@ from carma_simulator.experiment import Experiment, Load, Task, Trace
 from carma_simulator.hardware import parse
 from carma_simulator.run import simulate
 from carmad.config import Profiling, Settings
-from carmad.core.types import (
-    Cause,
-)
+from carmad.core.jobs.attempt import Cause
 from tests.policies.test_lucid import TREE
 
 

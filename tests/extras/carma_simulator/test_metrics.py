@@ -20,7 +20,8 @@ from carma_simulator.metrics import (
     spread,
     times,
 )
-from carmad.core.types import Cause, JobState
+from carmad.core.jobs.attempt import Cause
+from carmad.core.jobs.states import JobState
 from tests.extras.carma_simulator.outcomes import attempt, gpu, job, made_up, outcome, timeline
 
 PLAIN = job(0, attempt(0, 120), alone_s=100.0)

@@ -23,8 +23,10 @@ from carma_simulator.workload import Workload
 from carmad.api.job import AttemptOut, attempts_out
 from carmad.api.wire import iso, stamp
 from carmad.config import Monitor, Settings
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step
-from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
 from carmad.replay import reproduce
 from carmad.store import journal

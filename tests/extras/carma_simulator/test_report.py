@@ -34,7 +34,8 @@ from carma_simulator.report.measures import (
 from carma_simulator.report.table import Comparison, Overview, comparison
 from carmad.charts import RC, image
 from carmad.config import Collocation, Settings
-from carmad.core.types import Cause, JobId, JobState
+from carmad.core.jobs.attempt import Cause, JobId
+from carmad.core.jobs.states import JobState
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.readable import change, number, time_unit

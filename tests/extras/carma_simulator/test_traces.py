@@ -16,8 +16,8 @@ from carma_simulator.traces import public
 from carma_simulator.traces import rows as native
 from carma_simulator.traces.generators import GENERATORS
 from carma_simulator.traces.sources import assign, load
-from carmad.core.layout import Layout, Stage
-from carmad.core.types import StageTimes
+from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.layout import Layout, Stage
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.options import MAX_TIME_S

@@ -22,10 +22,12 @@ from carma_simulator.workload import Clock, Workload, not_before, submit_in_time
 from carma_simulator.world import World
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
-from carmad.core.decision import AskAgain, Placement, Preemption, Reason
-from carmad.core.layout import Layout, Stage
+from carmad.core.jobs.attempt import Cause, JobId, Mode
+from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.layout import Layout, Stage
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Tick, Wake
-from carmad.core.types import Cause, Estimate, JobId, JobState, Mode
+from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason
 from carmad.errors import CarmaError
 from carmad.gpu.kinds import KINDS, GpuKind
 

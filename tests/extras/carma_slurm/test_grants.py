@@ -10,7 +10,7 @@ from carma_slurm import grants
 from carma_slurm.grants import Grants, job_in
 from carma_testing import a_spec
 from carmad.config import Cluster
-from carmad.core.types import Allocation, JobSpec
+from carmad.core.jobs.spec import Allocation, JobSpec
 from carmad.errors import CarmaError
 
 ITS = Allocation("Slurm", 17)

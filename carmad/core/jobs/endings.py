@@ -1,0 +1,333 @@
+"""The end of an attempt: what it means for its job, and how that is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from carmad.config import Settings
+from carmad.core.gpus.fleet import Fleet
+from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.readings import held_mib
+from carmad.core.gpus.sharing import label
+from carmad.core.gpus.watching import Watch
+from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, Cause, Exit, GpuId, JobId
+from carmad.core.jobs.history import past
+from carmad.core.jobs.job import Job, Retry, advance, stopping
+from carmad.core.jobs.knowledge import Knowledge, ask_again
+from carmad.core.jobs.ledger import Ledger
+from carmad.core.jobs.line import unmet_dependency
+from carmad.core.jobs.states import JobState
+from carmad.core.messages import Action, EstimateMemory, Exited
+from carmad.core.placing.deciders import DECIDE, Calls, describe
+from carmad.core.ports import Recovery
+from carmad.core.rules import promises
+from carmad.core.rules.guarantees import STEP_MIB
+from carmad.core.rules.share import Shares
+from carmad.readable import gib
+
+SIGINT = 2
+BY_CTRL_C = "interrupted with Ctrl-C at its terminal"
+MOST_UNSTARTED = 12  # attempts in a row, each of which the server had ten seconds to start
+FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
+
+
+class Endings:
+    """Ends attempts and jobs."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        fleet: Fleet,
+        knowledge: Knowledge,
+        watch: Watch,
+        recovery: Recovery,
+        calls: Calls,
+        shares: Shares,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._knowledge = knowledge
+        self._watch = watch
+        self._recovery = recovery
+        self._calls = calls
+        self._shares = shares
+
+    def end_attempt(self, event: Exited, settings: Settings) -> list[Action]:
+        """Requeue the attempt's job, or end it. Stale and repeated reports change nothing."""
+        job = self._ledger.jobs.get(event.job)
+        if job is None or not job.lives or job.attempt != event.attempt:
+            return []
+        stop = event.stop  # the disk was full when it was stopped
+        if job.spec.interactive and job.stop is None and _was_interrupted(event.exit):
+            stop = Cause.CANCELLED
+            event = replace(event, exit=replace(event.exit, evidence=BY_CTRL_C))
+        if event.exit.cause is Cause.FAILURE and (failure := self._fleet.failure(job)):
+            evidence = "; ".join(filter(None, (failure, event.exit.evidence)))
+            event = replace(event, exit=replace(event.exit, evidence=evidence))
+        if stop and job.stop not in FOR_GOOD:
+            job = stopping(job, stop)
+            self._ledger.put(job)
+        retries = Retries(
+            lambda job, exit: self._calls.make(DECIDE, lambda: self._recovery.decide(job, exit)),
+            settings.recovery.retries,
+            settings.monitor.external_mib,
+            self._fleet.usable(job.spec),
+        )
+        beside = self._fleet.beside(job)
+        end = ending(job, event, beside, retries, self._name)
+        actions = self._blame(job, end.exit, beside, event.at)
+        if end.state is not JobState.QUEUED:
+            self.end(job, end.state, end.exit, end.at)
+            if end.state is JobState.SUCCEEDED:
+                actions += ask_again(self._ledger.alike(job.group))
+            return actions
+        again = job.stop is Cause.REQUEUED
+        barred = end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else ""
+        over = _with_exit(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at)
+        self._ledger.put(
+            advance(
+                over,
+                JobState.PENDING if job.estimate_late else JobState.QUEUED,
+                retry=None if again else end.retry,
+                requeued_after=job.attempt if again else job.requeued_after,
+                overtaken=0,
+                held=job.held or end.exit.cause is Cause.NO_ACCOUNT,
+                barred=barred,
+            )
+        )
+        return actions
+
+    def _name(self, id: JobId) -> str:
+        job = self._ledger.jobs.get(id)
+        return label(job) if job else str(id)
+
+    def _blame(
+        self, victim: Job, exit: Exit, beside: Sequence[GpuSample], now: float
+    ) -> list[Action]:
+        """Note whose false promise ended this attempt. From the second on, the jobs of that user
+        that wait are estimated anew."""
+        if exit.cause is not Cause.GPU_OOM:
+            return []
+        actions: list[Action] = []
+        residents = {each.id: each for gpu in victim.gpus for each in self._ledger.residents(gpu)}
+        for culprit, used_mib in promises.culprits(victim, exit, beside, residents.values()):
+            owner = culprit.spec.owner
+            self._shares.note_broken(owner, culprit.id, now)
+            doubted = self._shares.broken(owner, now)
+            confession = promises.confess(culprit, used_mib, victim)
+            more = promises.second_time() if doubted else ""
+            self._ledger.note(culprit.id, confession + more)
+            for job in self._ledger.line() if doubted else ():
+                if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
+                    anew = replace(job, doubted=True, estimate=None)
+                    if job.state is JobState.QUEUED:
+                        anew = advance(anew, JobState.PENDING)
+                    self._ledger.put(anew)
+                    actions.append(EstimateMemory(anew))
+        return actions
+
+    def end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
+        """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
+        job = self._knowledge.with_final_profile(job, state)
+        over = _with_exit(job, exit, now) if job.lives else job
+        ended = advance(over, state, exit=exit, ended_at=now)
+        self._record(self._with_advice(ended) if job.lives else ended)
+        self._watch.inform_others(ended, now)
+        ends = [(job.ids, state)]
+        for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
+            for id, waiting in self._ledger.dependents(ids):
+                if why := dependency_exit(waiting, {id: how}):
+                    self._record(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                    ends.append((waiting.ids, JobState.CANCELLED))
+
+    def _with_advice(self, job: Job) -> Job:
+        """The job, which has ended, with what it should ask for next time."""
+        gpus = (self._fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in self._fleet.gpus)
+        advice = promises.advise(job, min(gpus, default=None))
+        if not advice:
+            return job
+        others = (note for note in job.notes if not note.startswith(promises.USES_MORE))
+        return replace(job, notes=(*others, advice))
+
+    def _record(self, job: Job) -> None:
+        self._ledger.put(job)
+        if run := past(job):
+            self._knowledge.history.remember(run)
+
+
+def _with_exit(job: Job, exit: Exit, at: float) -> Job:
+    """The job with its current attempt over."""
+    *earlier, its = job.attempts
+    if its.suspension:
+        its = replace(its.without_suspension(at), gpus=its.gpus or its.suspension.gpus)
+    its = replace(its, exit=exit, ended_at=at, profiling=None)
+    return replace(job, attempts=(*earlier, its))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What follows the end of an attempt."""
+
+    state: JobState  # QUEUED: it is requeued
+    exit: Exit
+    at: float
+    retry: Retry | None = None  # constraints on its next attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Whether a job that failed is retried; after running out of memory, also where it may run."""
+
+    decide: Callable[[Job, Exit], Retry | None]  # the recovery: foreign code, may raise
+    most: int
+    external_mib: int  # external processes that hold more than this count as neighbours
+    usable: Set[GpuId]  # GPUs that it might get; empty while none are known
+
+
+def ending(
+    job: Job,
+    event: Exited,
+    beside: Sequence[GpuSample],
+    retries: Retries,
+    name: Callable[[JobId], str] = str,
+) -> Ending:
+    """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`. `name`:
+    what people call a job."""
+    exit, at = event.exit, min(event.at, event.ended_at or event.at)
+    if exit.cause is Cause.GPU_OOM:
+        exit = _explain_oom(job, exit, beside, name)
+    if job.stop is Cause.UNRESTORED and not job.spec.requeue:
+        return Ending(JobState.FAILED, replace(exit, cause=Cause.UNRESTORED), at)
+    again = job.stop is Cause.REQUEUED  # even if it ended well when it was told to stop
+    if job.stop in SENT_BACK and (again or exit.cause is not Cause.SUCCESS):
+        return _send_back(job, exit, at)
+    if job.stop in FOR_GOOD:
+        cancelled = job.stop is Cause.CANCELLED
+        state = JobState.CANCELLED if cancelled else JobState.TIMED_OUT
+        return Ending(state, replace(exit, cause=job.stop), at)
+    may_repeat = job.spec.requeue or not job.spec.interactive  # who would run it again?
+    match exit.cause:
+        case Cause.SUCCESS:
+            return Ending(JobState.SUCCEEDED, exit, at)
+        case Cause.GPU_OOM if job.spec.gpus:
+            external = max((_external_mib(reading) for reading in beside), default=0)
+            if external > retries.external_mib:
+                job = job.with_attempt(shared=True)
+            if may_repeat and not exit.left and (retry := _decide_retry(job, exit, retries)):
+                return Ending(JobState.QUEUED, exit, at, retry)
+            return Ending(JobState.OUT_OF_MEMORY, exit, at)
+        case Cause.NO_ACCOUNT:
+            return Ending(JobState.QUEUED, exit, at, job.retry)
+        case Cause.UNSTARTED if may_repeat and _count_unstarted(job) < MOST_UNSTARTED:
+            return Ending(JobState.QUEUED, exit, at, job.retry)
+        case Cause.FAILURE if may_repeat and not exit.left and _is_to_repeat(job, exit, retries):
+            return Ending(JobState.QUEUED, exit, at, job.retry)
+        case Cause.LOST if job.spec.requeue and not (exit.left or _was_lost_before(job)):
+            return Ending(JobState.QUEUED, exit, at, job.retry)
+        case _:
+            return Ending(JobState.FAILED, exit, at)
+
+
+def _was_interrupted(exit: Exit) -> bool:
+    """By SIGINT, or with the exit code that programs which catch it have by custom."""
+    how = exit.signal, (exit.code or 0) - 128
+    return exit.cause is Cause.FAILURE and SIGINT in how
+
+
+def _send_back(job: Job, exit: Exit, at: float) -> Ending:
+    """Requeue a job that was stopped for that, unless it was preempted and its time limit has
+    expired."""
+    limit_s = job.spec.enforced_limit_s
+    if job.stop is Cause.PREEMPTED and limit_s is not None and job.attained_s(at) >= limit_s:
+        return Ending(JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
+    if exit.cause is not Cause.GPU_OOM and job.stop:
+        exit = replace(exit, cause=job.stop)
+    if exit.left:
+        return Ending(JobState.FAILED, exit, at)
+    return Ending(JobState.QUEUED, exit, at, job.retry)
+
+
+def _explain_oom(
+    job: Job, exit: Exit, beside: Sequence[GpuSample], name: Callable[[JobId], str]
+) -> Exit:
+    """With the job's own limit, if it ran into that, or else with who held memory beside it."""
+    limit_mib = next(filter(None, (_met_limit(job, exit, each) for each in beside)), None)
+    if limit_mib is None:
+        return replace(exit, neighbours=_neighbours(job, beside, name))
+    met = f"it met its own limit of {gib(limit_mib)}, as others were promised the rest"
+    evidence = f"{met}: {exit.evidence}" if exit.evidence else met
+    return replace(exit, limit_mib=limit_mib, evidence=evidence)
+
+
+def _met_limit(job: Job, exit: Exit, reading: GpuSample) -> int | None:
+    """The job's limit on this GPU, if that is lower than what external processes leave and the job
+    wanted more, or the GPU had room for what it wanted. A reading may be a period old."""
+    most_mib = next((its.most_mib for its in job.memory_limits if its.gpu == reading.gpu), None)
+    free_mib = reading.memory_free_mib or 0
+    all_mib = free_mib + (reading.memory_used_mib or 0)
+    if most_mib is None or most_mib > all_mib - _external_mib(reading) - STEP_MIB:
+        return None
+    tried_mib = exit.tried_mib or 1
+    over = held_mib(job.id, reading) + tried_mib > most_mib
+    return most_mib if over or free_mib > max(tried_mib, FULL * all_mib) else None
+
+
+def _neighbours(
+    job: Job, beside: Sequence[GpuSample], name: Callable[[JobId], str]
+) -> tuple[str, ...]:
+    """Who else held memory, as text. Jobs that did not overlap with this one do not count."""
+    found = []
+    for reading in beside:
+        for p in reading.processes:
+            if p.memory_mib and (p.job is None or (p.job != job.id and job.shared)):
+                who = f"job {name(p.job)}" if p.job else f"pid {p.pid} ({p.user or '?'})"
+                found.append(f"{who} held {p.memory_mib} MiB")
+    return tuple(found)
+
+
+def _external_mib(reading: GpuSample) -> int:
+    """Memory held by external processes, as `gpuview.free_memory` counts it."""
+    if any(p.memory_mib is None for p in reading.processes):
+        return 0  # this GPU does not report memory per process
+    owned = sum(p.memory_mib or 0 for p in reading.processes if p.job)
+    return (reading.memory_used_mib or 0) - owned
+
+
+def _decide_retry(job: Job, exit: Exit, retries: Retries) -> Retry | None:
+    ooms = sum(1 for failure in job.failures if failure.cause is Cause.GPU_OOM)
+    if ooms >= retries.most:
+        return None
+    try:
+        retry = retries.decide(job, exit)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        why = f"the recovery failed, so the job is retried alone: it raised {describe(error)}"
+        return Retry(why, exclusive=True)
+    return retry and retry.placeable(job.spec.gpus, retries.usable)
+
+
+def _is_to_repeat(job: Job, exit: Exit, retries: Retries) -> bool:
+    """Whether its owner wants it to run again after such an end (`--retry-on`)."""
+    code = exit.code if exit.signal is None else 128 + exit.signal
+    if str(code) not in (job.spec.retry_on or "").split(","):
+        return False
+    return sum(failure.cause is Cause.FAILURE for failure in job.failures) < retries.most
+
+
+def _count_unstarted(job: Job) -> int:
+    """How many of its last attempts never ran, in a row."""
+    unstarted = (failure.cause is Cause.UNSTARTED for failure in reversed(job.failures))
+    return sum(takewhile(bool, unstarted))
+
+
+def _was_lost_before(job: Job) -> bool:
+    return any(failure.cause is Cause.LOST for failure in job.failures)
+
+
+def dependency_exit(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
+    """The exit of a job whose dependency can no longer be met; None if it still can."""
+    culprit = unmet_dependency(job, ended)
+    if culprit is None or job.lives:
+        return None
+    return Exit(Cause.DEPENDENCY, evidence=f"{culprit} ended as {ended[culprit.job]}")

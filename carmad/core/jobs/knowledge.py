@@ -1,0 +1,218 @@
+"""What is known about jobs: measurements, reports, earlier runs, and predictions from these. New
+knowledge about a job is returned as a new version of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from operator import attrgetter
+
+from carmad.config import Settings
+from carmad.core.gpus.fleet import Fleet
+from carmad.core.gpus.readings import UsageProfiler
+from carmad.core.jobs.findings import Estimate, Prediction, Profile, StageTimes, StepTime
+from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
+from carmad.core.messages import EstimateMemory, Stepped
+from carmad.core.placing.deciders import PREDICT, Calls
+from carmad.core.ports import Predictor
+from carmad.models import Model
+
+UNPREDICTED = "its duration could not be predicted"
+NEWS = 0.01  # a relative change of a step time that is worth saving
+# The same for what waiting jobs know from earlier runs, of which any end changes a little. There
+# may be thousands of such jobs, so that these bound what one end writes.
+DURATION_NEWS, MEMORY_NEWS = 0.25, 0.05
+MOST_KINDS = 64  # of waiting jobs that an end is looked at for
+MOST_RENEWED = 256  # jobs per end, the first in line: the others' turn comes with the next ends
+MEASURED = "history"  # the source of estimates from earlier runs
+_NUMBER = re.compile(r"\d+")
+
+
+class Knowledge:
+    def __init__(
+        self, settings: Settings, fleet: Fleet, predictor: Predictor | None, calls: Calls
+    ) -> None:
+        self.predictor = predictor
+        self.history = History()
+        self.models: dict[str, Model] = {}  # trained models, by name
+        self.profiler = UsageProfiler()
+        self._settings = settings
+        self._fleet = fleet
+        self._calls = calls
+
+    def with_history(self, job: Job, now: float) -> Job:
+        """The job, which waits, with what earlier runs showed and a predicted duration."""
+        history = self.history
+        own = job.profiled and job.profile is not None and job.profile.of is None
+        job = replace(
+            job,
+            profile=job.profile if own else history.profile(job.group) or job.profile,
+            steps=job.steps or history.steps(job.group),
+            stage_times=job.spec.stage_times or job.stage_times or history.stage_times(job.group),
+        )
+        return self.with_prediction(job, now)
+
+    def with_prediction(self, job: Job, now: float) -> Job:
+        """The job with a prediction, if it wants GPUs; without one, the declared duration applies.
+        If the predictor fails, a note says so."""
+        predictor = self.predictor
+        if predictor is None or not job.spec.gpus:
+            return replace(job, prediction=None)
+        notes = tuple(note for note in job.notes if not note.startswith(UNPREDICTED))
+        try:
+            prediction = self._calls.make(
+                PREDICT, lambda: predictor.predict(job, self.history, self.models, now)
+            )
+        except Exception:  # noqa: BLE001 - foreign code
+            note = f"{UNPREDICTED}: the predictor {predictor.name} failed"
+            return replace(job, prediction=None, notes=(*notes, note))
+        return replace(job, prediction=prediction, notes=notes)
+
+    def renew(self, waiting: Iterable[Job], group: str, now: float) -> Iterator[Job]:
+        """The first of the waiting jobs for which the history has news, with what it says now. A
+        run of `group` has taught it. Jobs that know the same are asked about once."""
+        return islice(self._renew(waiting, group, now), MOST_RENEWED)
+
+    def _renew(self, waiting: Iterable[Job], group: str, now: float) -> Iterator[Job]:
+        has_news: dict[Hashable, bool] = {}
+        for job in waiting:
+            own = job.group == group
+            known = job.prediction, id(job.profile), bool(job.steps), bool(job.stage_times)
+            kind = own, job.spec.gpus, known
+            if kind not in has_news:
+                if len(has_news) >= MOST_KINDS and not own:
+                    continue
+                has_news[kind] = _has_news(job, self._with_news(job, now))
+            if has_news[kind]:
+                yield self._with_news(job, now)
+
+    def _with_news(self, job: Job, now: float) -> Job:
+        """As `with_history`; a prediction stays if there is no new one."""
+        new = self.with_history(job, now)
+        if new.prediction is None and job.prediction is not None:
+            return replace(new, prediction=job.prediction, notes=job.notes)
+        return new
+
+    def is_profile_due(self, job: Job) -> bool:
+        return self.profiler.seconds(job) >= self._settings.profiling.run_s
+
+    def with_profile(self, job: Job) -> Job:
+        if job.profiled:
+            return job
+        peak_mib = self._fleet.with_usage(job).usage.peak_mib
+        profile = self.profiler.profile(job, peak_mib)
+        there = next((self._fleet.gpus[gpu] for gpu in job.gpus if gpu in self._fleet.gpus), None)
+        return replace(job, profile=replace(profile, gpu=there.name) if there else profile)
+
+    def with_final_profile(self, job: Job, state: JobState) -> Job:
+        """The job, which ends, with its usage, the peak of the whole run, and a profile even if it
+        ended before `profiling.run_s`."""
+        job = self._fleet.with_usage(job)
+        enough = self._settings.profiling.run_s
+        if state is JobState.SUCCEEDED:
+            enough = min(enough, self._settings.monitor.known_s)
+        if self.profiler.seconds(job) >= enough:
+            job = self.with_profile(job)
+        profile, peak_mib = job.profile, job.usage.peak_mib
+        if profile is None or job.accumulation > 1 or peak_mib <= profile.peak_mib:
+            return job
+        return replace(job, profile=replace(profile, peak_mib=peak_mib, of=None))
+
+
+def ask_again(runs: Iterable[Job]) -> list[EstimateMemory]:
+    """One question for all waiting runs of a job whose estimates may come from earlier runs."""
+    asked = {job.spec.memory_mib: job for job in runs if takes_measurements(job)}
+    return [EstimateMemory(job, again=True) for job in asked.values()]
+
+
+def takes_measurements(job: Job) -> bool:
+    """Whether a new measurement of earlier runs replaces the estimate of this waiting job: not
+    what its owner declared or what its script showed."""
+    open_still = job.awaits_estimate or job.lives or job.doubted or not job.spec.gpus
+    return not open_still and (job.estimate is None or job.estimate.source == MEASURED)
+
+
+def is_new_estimate(old: Estimate | None, new: Estimate) -> bool:
+    """Whether an estimate is worth saving in place of the old one."""
+    return old is None or _differ(old.safe_mib, new.safe_mib, MEMORY_NEWS)
+
+
+def _has_news(old: Job, new: Job) -> bool:
+    """Whether what earlier runs have taught is worth saving."""
+    profile, before = new.profile, old.profile
+    return (
+        (bool(new.steps), bool(new.stage_times)) != (bool(old.steps), bool(old.stage_times))
+        or _is_new_prediction(old.prediction, new.prediction)
+        or (profile is not before and profile is not None and _is_new_profile(before, profile))
+    )
+
+
+def _is_new_profile(old: Profile | None, new: Profile) -> bool:
+    return old is None or not old.seconds or _differ(old.peak_mib, new.peak_mib, MEMORY_NEWS)
+
+
+def _is_new_prediction(old: Prediction | None, new: Prediction | None) -> bool:
+    """Only its grounds are compared, not the numbers in their words."""
+    if old is None or new is None:
+        return old is not new
+    if (old.source, old.is_guess, _words(old)) != (new.source, new.is_guess, _words(new)):
+        return True
+    most, new_most = old.at_most_s or 0.0, new.at_most_s or 0.0
+    is_longer = _differ(old.seconds, new.seconds, DURATION_NEWS)
+    return is_longer or _differ(most, new_most, DURATION_NEWS)
+
+
+def _words(prediction: Prediction) -> tuple[str, ...]:
+    return tuple(_NUMBER.sub("", note) for note in prediction.notes)
+
+
+def _differ(old: float, new: float, part: float) -> bool:
+    return abs(new - old) > part * min(old, new)
+
+
+def with_report(job: Job, event: Stepped, kind: str) -> Job:
+    """The job with the step times reported for this kind of GPU; the same object if unchanged."""
+    step = StepTime(job.accumulation, event.seconds, kind)
+    before = {each.gpu: each for each in job.steps if each.parts == step.parts}
+    if kind not in before or not _is_as_long(step, before[kind]):
+        outdated = (
+            before.get(kind),
+            before.get(""),
+        )  # "": of an unknown kind, so perhaps of this one
+        steps = (*(each for each in job.steps if each not in outdated), step)
+        job = replace(job, steps=tuple(sorted(steps, key=attrgetter("parts", "gpu"))))
+    if event.stages and not job.spec.stage_times and job.accumulation == 1:
+        new = replace(event.stages, gpu=kind)
+        if not any(_are_alike(new, each) for each in job.stage_times):
+            others = (each for each in job.stage_times if each.gpu != kind)
+            job = replace(job, stage_times=(*others, new))
+    return job
+
+
+def _is_as_long(new: StepTime, old: StepTime) -> bool:
+    return abs(new.seconds - old.seconds) <= NEWS * old.seconds
+
+
+def _are_alike(new: StageTimes, old: StageTimes) -> bool:
+    """Whether both are for the same kind of GPU and nearly equal."""
+    if (new.gpu, new.sync) != (old.gpu, old.sync):
+        return False
+    parts = (
+        (new.load_s, old.load_s),
+        (new.forward_s, old.forward_s),
+        (new.backward_s, old.backward_s),
+        (new.communication_s, old.communication_s),
+    )
+    return all(abs(after - before) <= NEWS * before for after, before in parts)
+
+
+def with_shared_profiles(jobs: Iterable[Job]) -> Iterator[Job]:
+    """The jobs, with equal profiles made the same object: policies may compare them by identity."""
+    profiles: dict[Profile, Profile] = {}
+    for job in jobs:
+        shared = profiles.setdefault(job.profile, job.profile) if job.profile else None
+        yield job if shared is job.profile else replace(job, profile=shared)

@@ -1,0 +1,288 @@
+"""The live jobs, indexed by id, by position in the queue, and by the GPUs they hold."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from carmad.core.jobs.attempt import Cause, GpuId, JobId
+from carmad.core.jobs.job import Job, stopping
+from carmad.core.jobs.line import Held, Place, is_conditional, place_in_line
+from carmad.core.jobs.tasks import Ended, JobsById, Outcome, among, part
+from carmad.core.messages import Stop
+from carmad.core.rules.share import Rates, Standing
+
+ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
+
+
+class Ledger:
+    """All changes go through `put`, which maintains the indices and records what has changed."""
+
+    def __init__(
+        self,
+        order: Callable[[Job], float],
+        jobs: Iterable[Job] = (),
+        ended: Iterable[Outcome] = (),
+        standing: Callable[[Job], Standing] = lambda job: (True, 0),
+    ) -> None:
+        self._order = order
+        self.standing = standing
+        self.jobs = JobsById()
+        self.holders: dict[JobId, Job] = {}  # those that hold GPUs, or run without any
+        self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
+        self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
+        self.ended = Ended(ENDED_REMEMBERED, ended)
+        self.suspended: dict[JobId, Job] = {}  # or on their way there or back
+        self.held = Held()
+        self.rates = Rates()
+        self._places: dict[JobId, Place] = {}  # of the queued jobs
+        self._line: list[Place] = []  # the same, sorted
+        self._queued: list[Job] = []  # the jobs, in that order
+        self._of_cpus: list[Place] = []  # of these, the jobs without GPUs
+        self._queue: tuple[Job, ...] | None = None  # `_queued` as a tuple; None: outdated
+        self._running: tuple[Job, ...] | None = None
+        self._on_gpus: tuple[Job, ...] = ()  # of `_running`
+        self._residents: dict[GpuId, dict[JobId, Job]] = {}
+        self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
+        self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
+        self._changed: list[Job] = []
+        self._pieces: list[Job] = []  # rows that were cut out of longer ones
+        self._before: dict[JobId, Job | None] = {}  # the changed jobs, as they were
+        self._touched: set[GpuId] = set()
+        for job in jobs:
+            self.put(job)
+        self.forget_changes()
+
+    def put(self, job: Job) -> None:
+        """Make `job` the current version. Tasks that waited in one row with it keep waiting."""
+        old = self.jobs.row(job.id)
+        if old is not None and old.ids != job.ids:
+            old = self._divide(old, job.ids)
+        self._changed.append(job)
+        self._before.setdefault(job.id, old)
+        if old is None:
+            self._follow(job)
+        elif old.spec.after is not job.spec.after:
+            self._follow_no_more(old)
+            self._follow(job)
+        if old is not None and old.waits:
+            self._leave_line(old)
+        elif old is not None and old.holds_gpus and not job.holds_gpus:
+            self._let_go(old)
+        if job.lives and not (old and old.lives):
+            self.held.begin(job)
+        elif old and old.lives and not job.lives:
+            self.held.end(old)
+        if job.suspension:
+            self.suspended[job.id] = job
+        else:
+            self.suspended.pop(job.id, None)
+        if job.ended:
+            self._end(job)
+            return
+        self.jobs.put(job)
+        if job.waits:
+            self._join_line(job)
+        elif job.holds_gpus:
+            self._hold(job)
+
+    def stop(self, job: Job, cause: Cause) -> Stop:
+        """Begin to stop a job that holds GPUs, runs without any, or is suspended."""
+        stopped = stopping(job, cause)
+        self.put(stopped)
+        return Stop(stopped)
+
+    def note(self, id: JobId, note: str) -> None:
+        """Something that the owner of a live job should know."""
+        job = self.jobs.rows.get(id)
+        if job and (new := job.with_note(note)) is not job:
+            self.put(new)
+
+    def reorder(self, jobs: Iterable[Job]) -> None:
+        """Recompute the places of these queued jobs."""
+        for job in tuple(jobs):
+            self._leave_line(job)
+            self._join_line(job)
+
+    def rerank(self) -> None:
+        """Sort the queue anew, by the present standing of its jobs."""
+        for id, (first, _, nice, order, _, at, _) in self._places.items():
+            usual, rank = self.standing(self.jobs.rows[id])
+            self._places[id] = (first, usual, nice, order, rank, at, id)
+        self._line = sorted(self._places.values())
+        self._queued = [self.jobs.rows[place[-1]] for place in self._line]
+        self._of_cpus = [place for place in self._line if not self.jobs.rows[place[-1]].spec.gpus]
+        self._queue = None
+
+    def changes(self) -> tuple[Job, ...]:
+        """Every version put since the last `forget_changes`, in order."""
+        return tuple(self._changed)
+
+    def before(self) -> tuple[Job, ...]:
+        """The changed jobs as they were, except those that were not live."""
+        return tuple(job for job in self._before.values() if job)
+
+    def pieces(self) -> tuple[Job, ...]:
+        """The rows that were cut out of longer ones since the last `forget_changes`."""
+        return tuple(self._pieces)
+
+    def forget_changes(self) -> None:
+        self._changed.clear()
+        self._before.clear()
+        self._pieces.clear()
+
+    def pop_touched(self) -> set[GpuId]:
+        """The GPUs on whose residents anything has changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def line(self) -> tuple[Job, ...]:
+        """The queued jobs in order, including those that may not start yet."""
+        if self._queue is None:
+            self._queue = tuple(self._queued)
+        return self._queue
+
+    def places(self) -> tuple[Place, ...]:
+        """Of the jobs in `line`."""
+        return tuple(self._line)
+
+    def line_of_cpus(self) -> Iterator[Job]:
+        """The queued jobs without GPUs, in order."""
+        return (self.jobs.rows[place[-1]] for place in self._of_cpus)
+
+    def line_with(self, job: Job) -> tuple[Job, ...]:
+        """The queue as if `job` were in it."""
+        at = bisect_left(self._line, self._place(job))
+        return (*self._queued[:at], job, *self._queued[at:])
+
+    def place_among(self, job: Job, queue: Sequence[Job]) -> int:
+        """How many of these queued jobs are before this one, or would be if it waited."""
+        return bisect_left(queue, self._place(job), key=self._place_of)
+
+    def running(self) -> tuple[Job, ...]:
+        """The jobs that are running, starting or stopping, by id."""
+        if self._running is None:
+            self._running = tuple([self.holders[id] for id in sorted(self.holders)])
+            self._on_gpus = tuple([job for job in self._running if job.gpus])
+        return self._running
+
+    def on_gpus(self) -> tuple[Job, ...]:
+        """Those of them that hold GPUs."""
+        self.running()
+        return self._on_gpus
+
+    def residents(self, gpu: GpuId) -> tuple[Job, ...]:
+        """The jobs that hold this GPU, by id, so that the order survives a restart."""
+        residents = self._residents.get(gpu, {})
+        return tuple([residents[id] for id in sorted(residents)])
+
+    def dependents(self, ids: range) -> Iterator[tuple[JobId, Job]]:
+        """Yield each job that waits for one of `ids`, paired with that id, in the order of the ids.
+        The caller may end jobs while it iterates."""
+        for id in among(ids, self._followers):
+            for job in tuple(self.jobs.rows[each] for each in self._followers.get(id, ())):
+                yield id, job
+
+    def alike(self, group: str) -> tuple[Job, ...]:
+        """The queued runs of one recurring job."""
+        return tuple(self.jobs.rows[id] for id in self._groups.get(group, ()))
+
+    def _divide(self, row: Job, ids: range) -> Job:
+        """Make these of its tasks a job, and those before and behind them others."""
+        was = self._before.setdefault(row.id, row)
+        if row.waits:
+            self._leave_line(row)
+        for its in (range(row.id, ids.start), ids, range(ids.stop, row.ids.stop)):
+            if not its:
+                continue
+            piece = part(row, its)
+            self._changed.append(piece)
+            if piece.id != row.id:
+                self._before.setdefault(piece.id, piece if was else None)
+                self._pieces.append(piece)
+            self.jobs.put(piece)
+            if piece.id != row.id:
+                self._follow(piece)
+            if row.waits:
+                self._join_line(piece)
+        return part(row, ids)
+
+    def _place(self, job: Job) -> Place:
+        """Policies have no say about jobs without GPUs."""
+        order = self._order(job) if job.spec.gpus else 0.0
+        return place_in_line(job, order, self.standing(job))
+
+    def _place_of(self, queued: Job) -> Place:
+        return self._places.get(queued.id) or self._place(queued)
+
+    def _follow(self, job: Job) -> None:
+        for after in job.spec.after:
+            self._followers.setdefault(after.job, {})[job.id] = None
+
+    def _follow_no_more(self, job: Job) -> None:
+        for before in {after.job for after in job.spec.after}:
+            del self._followers[before][job.id]
+            if not self._followers[before]:
+                del self._followers[before]
+
+    def _join_line(self, job: Job) -> None:
+        place = self._places[job.id] = self._place(job)
+        if not job.spec.gpus:
+            insort(self._of_cpus, place)
+        at = bisect_left(self._line, place)
+        self._line.insert(at, place)
+        self._queued.insert(at, job)
+        self._queue = None
+        if is_conditional(job):
+            self.conditional[job.id] = job
+        self._groups.setdefault(job.group, {})[job.id] = None
+
+    def _leave_line(self, job: Job) -> None:
+        place = self._places.pop(job.id)
+        at = bisect_left(self._line, place)
+        del self._line[at], self._queued[at]
+        if not job.spec.gpus:
+            del self._of_cpus[bisect_left(self._of_cpus, place)]
+        self._queue = None
+        self.conditional.pop(job.id, None)
+        del self._groups[job.group][job.id]
+        if not self._groups[job.group]:
+            del self._groups[job.group]
+
+    def _hold(self, job: Job) -> None:
+        if job.id not in self.holders:
+            self.held.give(job)
+            if not job.spec.gpus:
+                self.rates.hold(job)
+            for gpu in job.gpus:
+                there = self.residents(gpu)
+                self.rates.change(there, (*there, job))
+        self.holders[job.id] = job
+        self._running = None
+        for gpu in job.gpus:
+            self._residents.setdefault(gpu, {})[job.id] = job
+        self._touched.update(job.gpus)
+        spec = job.spec
+        watched = spec.time_limit_s is not None or job.profiling is not None or spec.interactive
+        if watched or len(job.kernels) < len(job.gpus):
+            self.watched[job.id] = job
+        else:
+            self.watched.pop(job.id, None)
+
+    def _let_go(self, job: Job) -> None:
+        del self.holders[job.id]
+        self._running = None
+        self.held.take(job)
+        if not job.spec.gpus:
+            self.rates.let_go(job)
+        for gpu in job.gpus:
+            there = self.residents(gpu)
+            self.rates.change(there, [each for each in there if each.id != job.id])
+            del self._residents[gpu][job.id]
+        self._touched.update(job.gpus)
+        self.watched.pop(job.id, None)
+
+    def _end(self, job: Job) -> None:
+        self.jobs.remove(job.id)
+        self._follow_no_more(job)
+        self.ended.remember(Outcome(job.id, job.state, job.tasks))
