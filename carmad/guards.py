@@ -29,7 +29,7 @@ from carmad.core.placing.view import View
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery
 from carmad.edge import Checked, Condition, Follower, SubmissionCheck
 from carmad.errors import CarmaError
-from carmad.models import Model
+from carmad.learning.models import Model
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
 T = TypeVar("T")

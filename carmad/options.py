@@ -2,7 +2,7 @@
 
 Derived from this table: the command line and `#CARMA` lines (`cli.submission`), the
 request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.job`),
-`carma show`, the reference, and which jobs share a memory estimate (`carmad.learned.estimates`).
+`carma show`, the reference, and which jobs share a memory estimate (`carmad.estimates.asking`).
 Nothing is imported here: `carma submit` must start quickly.
 """
 

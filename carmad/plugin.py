@@ -86,11 +86,11 @@ from carmad.errors import CarmaError as CarmaError
 from carmad.explanation import ContextOut as ContextOut
 from carmad.explanation import ExplanationOut as ExplanationOut
 from carmad.explanation import HeldOut as HeldOut
-from carmad.models import Additive as Additive
-from carmad.models import Boosted as Boosted
-from carmad.models import Lookup as Lookup
-from carmad.models import Model as Model
-from carmad.models import Tree as Tree
+from carmad.learning.models import Additive as Additive
+from carmad.learning.models import Boosted as Boosted
+from carmad.learning.models import Lookup as Lookup
+from carmad.learning.models import Model as Model
+from carmad.learning.models import Tree as Tree
 from carmad.readable import duration as duration
 from carmad.readable import gib as gib
 from carmad.words import Wording as Wording

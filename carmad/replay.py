@@ -19,7 +19,7 @@ from carmad.core.placing.decision import Decision, Proposal
 from carmad.core.placing.view import View
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.scheduler import Scheduler
-from carmad.models import Model
+from carmad.learning.models import Model
 from carmad.store import journal
 
 # -- plugins that fail at exactly the calls that failed when the journal was recorded, and answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from statistics import median as middle
 
-from carmad.models.features import bucket, duration_features, exemplars_of
+from carmad.learning.features import bucket, duration_features, exemplars_of
 from carmad.plugin import Additive, History, Job, Lookup, Model, Prediction, Settings
 
 Answer = Callable[[Job, History, Mapping[str, Model]], Prediction | None]
@@ -42,14 +42,14 @@ def history(settings: Settings) -> Chain:
 
 
 def additive(settings: Settings) -> Chain:
-    """The Workload Estimate Model (Lucid paper, 3.5.3), trained by `carmad.learning.lucid` on
+    """The Workload Estimate Model (Lucid paper, 3.5.3), trained by `carmad.learning.training` on
     this server's past jobs; until there is one, the history predictor."""
     return Chain("additive", (owners_prediction, by_workload, recurring, unheard_of))
 
 
 def forest(settings: Settings) -> Chain:
     """A random forest for recurring jobs (A-SRPT paper, IV-C-3), trained by
-    `carmad.learning.forest` on this server's past jobs and stored as a table.
+    `carmad.learning.training.forest` on this server's past jobs and stored as a table.
 
     The paper predicts 0 for a job that has not run before, so that it starts at once: a short one
     gets through quickly, and more is known about a long one next time. For a job that has run, but

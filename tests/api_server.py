@@ -35,13 +35,13 @@ from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
+from carmad.estimates.asking import Guess
+from carmad.estimates.experience import Experience
 from carmad.explanation import ExplanationOut
 from carmad.gpu.source import Capabilities
 from carmad.http.connections import Credentials
 from carmad.http.server import Server as HttpServer
-from carmad.learned.estimates import Guess
-from carmad.learned.experience import Experience
-from carmad.learned.models import Models
+from carmad.learning.trained import Models
 from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline
 from estimators.declared import Declared

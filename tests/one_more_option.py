@@ -51,7 +51,7 @@ def carma(*words: str) -> str:
 
 def found(folder: Path) -> dict[str, Any]:
     from carma_testing import a_spec
-    from carmad.learned.estimates import _alike
+    from carmad.estimates.asking import _alike
     from docs import generate
     from tests.api_server import running
 

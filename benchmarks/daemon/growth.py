@@ -52,11 +52,11 @@ from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.edge import Follower
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
+from carmad.estimates.asking import Answer, Estimates, ask
+from carmad.estimates.experience import Experience
 from carmad.gpu.source import Capabilities, Health
 from carmad.http.server import Server
-from carmad.learned.estimates import Answer, Estimates, ask
-from carmad.learned.experience import Experience
-from carmad.learned.models import Models
+from carmad.learning.trained import Models
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline

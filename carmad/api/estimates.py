@@ -23,8 +23,8 @@ from carmad.api.wire import SCHEMA
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.ports import Learns, Run
+from carmad.estimates.asking import Guess, patient
 from carmad.explanation import ContextOut, ExplanationOut
-from carmad.learned.estimates import Guess, patient
 from carmad.threads import run_in_threadpool
 
 log = logging.getLogger(__name__)

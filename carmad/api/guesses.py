@@ -20,11 +20,11 @@ from carmad.config import Settings
 from carmad.core.jobs.findings import Estimate
 from carmad.core.messages import Discovered, Step
 from carmad.errors import CarmaError
+from carmad.estimates.asking import Guess, ask_all, patient
+from carmad.estimates.experience import Experience
 from carmad.explanation import ExplanationOut
 from carmad.http.connections import Peer, user_of
 from carmad.http.invalid import explain_invalid
-from carmad.learned.estimates import Guess, ask_all, patient
-from carmad.learned.experience import Experience
 from carmad.options import MAX_WITHIN_S
 
 

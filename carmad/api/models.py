@@ -15,8 +15,8 @@ from carmad.api.wire import SCHEMA, iso, parse_time, pick
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.states import ENDED
 from carmad.http.problems import Conflict, NotFound
-from carmad.learned.models import load_shipped, missing_packages
-from carmad.models import Additive, Model, Shape, Tree
+from carmad.learning.models import Additive, Model, Shape, Tree
+from carmad.learning.trained import load_shipped, missing_packages
 from carmad.store.values import table_row
 from carmad.threads import run_in_threadpool
 

@@ -12,7 +12,7 @@ from carmad.core.jobs.spec import JobSpec
 from carmad.core.rules.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
 from carmad.core.rules.share import Broken
 from carmad.core.scheduler import Scheduler
-from carmad.learned.estimates import measured
+from carmad.estimates.asking import measured
 from carmad.store.values import Named
 from carmad.threads import run_in_threadpool
 from carmad.words import clock, first_few

@@ -21,7 +21,7 @@ from carmad.core.jobs.attempt import Cause, GpuId, JobId
 from carmad.core.jobs.findings import Profile
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED, JobState
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
 
 JOULES_PER_KWH = 3.6e6
 LONGEST = 5  # waits, and idle jobs, that are listed

@@ -26,7 +26,7 @@ from carmad.core.jobs.spec import Owner
 from carmad.core.placing.decision import Decision, Reason
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
 from carmad.store.reading import Reader
 from carmad.store.values import ExternalTotals
 

@@ -29,13 +29,13 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower, SubmissionCheck
 from carmad.engine.inbox import Inbox
+from carmad.estimates.asking import Guess
+from carmad.estimates.experience import Experience
 from carmad.explanation import ExplanationOut
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.http.problems import Unavailable
-from carmad.learned.estimates import Guess
-from carmad.learned.experience import Experience
-from carmad.learned.models import Models
+from carmad.learning.trained import Models
 from carmad.metrics.figures import Counts
 from carmad.store.sql import SqlStore
 from carmad.threads import run_in_threadpool

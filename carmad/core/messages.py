@@ -16,7 +16,7 @@ from carmad.core.placing.decision import Decision
 from carmad.core.rules.quota import Limit
 from carmad.core.rules.reservations import Reservation
 from carmad.core.rules.share import Account
-from carmad.models import Model
+from carmad.learning.models import Model
 
 
 @dataclass(frozen=True, slots=True)

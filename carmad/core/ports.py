@@ -15,7 +15,7 @@ from carmad.core.messages import Action, Step
 from carmad.core.placing.decision import Proposal
 from carmad.core.placing.view import View
 from carmad.explanation import ContextOut, ExplanationOut
-from carmad.models import Model
+from carmad.learning.models import Model
 
 
 class Policy(Protocol):

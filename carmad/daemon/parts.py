@@ -54,6 +54,9 @@ from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError, Hopeless
+from carmad.estimates import attendant
+from carmad.estimates.asking import Answer, ask_all, decide, measure, patient
+from carmad.estimates.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
@@ -61,11 +64,8 @@ from carmad.gpu.source import TelemetrySource
 from carmad.guards import GuardedFollower, Trouble
 from carmad.http.server import Server
 from carmad.installed import VERSION
-from carmad.learned import attendant
-from carmad.learned.estimates import Answer, ask_all, decide, measure, patient
-from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
-from carmad.learned.models import Models
-from carmad.models import Model
+from carmad.learning.models import Model
+from carmad.learning.trained import Models
 from carmad.notify.post import Post
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal

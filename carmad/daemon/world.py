@@ -54,10 +54,10 @@ from carmad.edge import Follower
 from carmad.engine.clock import boottime
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
+from carmad.estimates.asking import Estimates
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import Limiter
 from carmad.gpu.mps import Mps
-from carmad.learned.estimates import Estimates
 from carmad.readable import gib
 from carmad.store.database import StoreFull
 from carmad.threads import Threads

@@ -1,2 +1,2 @@
-"""Trains the models of `carmad.models` from plain tables. It needs the part `policies`,
-takes time, and runs in a separate process: the daemon never imports it."""
+"""What is learned from earlier jobs: models as plain values, their features, those that are trained
+here, and their training."""

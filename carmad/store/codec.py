@@ -27,7 +27,7 @@ from carmad.core.placing.decision import Decision
 from carmad.core.rules.quota import Limit
 from carmad.core.rules.reservations import Reservation
 from carmad.core.rules.share import Account
-from carmad.models import Model
+from carmad.learning.models import Model
 from carmad.store.damage import expect
 from carmad.store.values import Transition
 

@@ -49,7 +49,7 @@ from carmad.core.rules.share import NOBODY, Account, Ranks
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.errors import CarmaError
-from carmad.models import Model
+from carmad.learning.models import Model
 from carmad.store.codec import current_form, in_current_names, rename_fields
 
 T = TypeVar("T")

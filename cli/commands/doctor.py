@@ -195,7 +195,7 @@ def _check_settings(file: Path | None) -> str:
     """Load the settings as carmad does when it starts. Returns a description of them."""
     from carmad import registry
     from carmad.configfile import load
-    from carmad.learned.experience import Experience
+    from carmad.estimates.experience import Experience
 
     path = file or Path(paths.config_path())
     there = file or os.environ.get("CARMA_CONFIG") or path.exists()

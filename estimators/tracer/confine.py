@@ -12,7 +12,7 @@ On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process a
 - no process outside is traced, nor its memory read or written; its limits, priority, scheduling,
   CPUs and pages stay as they are; from Linux 6.12 on it gets no signal.
 
-/dev/shm is the trial's own where the daemon is root (`carmad.learned.attendant`). Elsewhere what
+/dev/shm is the trial's own where the daemon is root (`carmad.estimates.attendant`). Elsewhere what
 the script leaves there stays, and it can write to what the user's other processes have there.
 A file can still be locked for as long as the script runs, and a terminal of the user's be read.
 

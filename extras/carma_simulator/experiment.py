@@ -13,7 +13,7 @@ from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
 from carmad.core.jobs.findings import StageTimes
 from carmad.core.jobs.layout import Layout
 from carmad.core.jobs.states import JobState
-from carmad.models import Model
+from carmad.learning.models import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason
 from carmad.core.placing.view import NodeView, View, by_node
 from carmad.core.ports import Run, Trial, Warm
-from carmad.models import Model
+from carmad.learning.models import Model
 
 LONG_AGO = -1.0
 _OF_ATTEMPT = {each.name for each in fields(Attempt)} - {"number", "exit", "ended_at", "served_s"}

@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from benchmarks.harness import Report, columns
 from carmad.core.jobs.history import Durations
-from carmad.learning import forest
+from carmad.learning.training import forest
 from lab import compare
 from lab.asrpt.runs import LEARNERS
 from lab.asrpt.workload import (

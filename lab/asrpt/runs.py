@@ -14,8 +14,8 @@ from carma_simulator.metrics import Times, has_finished, times
 from carmad.config import Links, Monitor, Settings
 from carmad.core.jobs.job import Job
 from carmad.core.ports import Policy
-from carmad.learning import forest
-from carmad.models import Lookup
+from carmad.learning.models import Lookup
+from carmad.learning.training import forest
 from lab.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made
 from lab.policies import Timed, simulate_with
 from lab.processes import in_processes

@@ -41,8 +41,8 @@ from carmad.config import Links
 from carmad.core.jobs.layout import Layout
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import JobSpec
-from carmad.learning import forest
-from carmad.models import Lookup
+from carmad.learning.models import Lookup
+from carmad.learning.training import forest
 from lab.asrpt.layouts import drawn
 from lab.data import DATA
 from policies.asrpt.heavy_edge import extremes

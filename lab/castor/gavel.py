@@ -23,8 +23,8 @@ from carma_simulator.traces.sources import assign
 from carmad.core.gpus.slowdown import beside
 from carmad.core.jobs.findings import Indicator, Loaded
 from carmad.gpu.kinds import KINDS
-from carmad.learning.interference import Beside, train
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
+from carmad.learning.training.interference import Beside, train
 from lab.simulator.interference import gavel
 
 GPU = "V100-32GB"

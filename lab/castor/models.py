@@ -3,7 +3,7 @@
 The interference ratio on pairs, and on neural networks, that the fit has not seen; what its errors
 do to decisions; step times at batch sizes that the fit has not seen; theorem 1 by brute force.
 Also writes the interference model that ships. One set of parameters serves all data: those of
-`carmad.learning.interference`.
+`carmad.learning.training.interference`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydantic_core import to_json
 
 from benchmarks import ROOT
 from benchmarks.harness import Report, bullets, columns
-from carmad.learning.interference import train
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
+from carmad.learning.training.interference import train
 from lab import compare
 from lab.castor import steps as castor_steps
 from lab.castor.pairs import (

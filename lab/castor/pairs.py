@@ -13,7 +13,7 @@ from carma_simulator import catalogue
 from carma_simulator.experiment import Load
 from carma_simulator.interference import Additive
 from carmad.core.jobs.attempt import Mode
-from carmad.learning.interference import Beside, train
+from carmad.learning.training.interference import Beside, train
 from lab.castor.theorem import best_start, sharing_benefit
 from lab.data import SEEDS, folds
 from lab.pairs import gavel_rates, lucid_alone

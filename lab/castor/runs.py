@@ -17,7 +17,7 @@ from carma_simulator.metrics import crashes, has_finished, preemptions, times
 from carma_simulator.run import simulate
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.jobs.attempt import Mode
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
 from lab.castor import gavel
 from lab.castor.sharing import crowded, decisions
 from lab.castor.workload import (

@@ -22,10 +22,10 @@ from xgboost import XGBRegressor
 
 from benchmarks import ROOT
 from benchmarks.harness import Report
-from carmad.learning import lucid
-from carmad.learning.lucid import Origin, monotone
-from carmad.models import Additive, Tree
-from carmad.models.features import AHEAD, DAY, HOUR, WEEK
+from carmad.learning.features import AHEAD, DAY, HOUR, WEEK
+from carmad.learning.models import Additive, Tree
+from carmad.learning.training import lucid
+from carmad.learning.training.lucid import Origin, monotone
 from carmad.store import codec
 from lab.data import DATA, read
 from lab.lucid import packing, packing_tree

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import Report, columns, markdown_table
-from carmad.models import Tree
+from carmad.learning.models import Tree
 from lab import compare
 from lab.compare import Quote
 from lab.lucid.packing import ALL_OF_IT, GUARD

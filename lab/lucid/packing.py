@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeClassifier
 
-from carmad.models import Tree
+from carmad.learning.models import Tree
 from lab.data import SEEDS, folds
 from lab.lucid import packing_tree
 from lab.lucid.packing_tree import CLASSES, Pair, Row

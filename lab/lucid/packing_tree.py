@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.model_selection import GroupKFold
 from sklearn.tree import DecisionTreeClassifier
 
-from carmad.models import Node, Tree
+from carmad.learning.models import Node, Tree
 
 CLASSES = ("tiny", "medium", "jumbo")  # sharing scores 0, 1, 2
 TINY, MEDIUM = 0.95, 0.85  # normalised speeds; below both is Jumbo

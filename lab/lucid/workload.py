@@ -26,9 +26,9 @@ from carma_simulator.traces.public import philly
 from carma_simulator.traces.rows import in_order, read_rows
 from carma_simulator.traces.sources import assign
 from carmad.gpu.source import utilization
-from carmad.learning import lucid
-from carmad.learning.lucid import Origin
-from carmad.models import Model
+from carmad.learning.models import Model
+from carmad.learning.training import lucid
+from carmad.learning.training.lucid import Origin
 from lab.data import DATA
 from lab.traces import muri
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Report, Row, columns, of_rows, of_runs
-from carmad.learned.experience import try_program
-from carmad.learned.tracers import Tracers
+from carmad.estimates.experience import try_program
+from carmad.estimates.tracers import Tracers
 from carmad.plugin import JobSpec, Trial, Warm
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport

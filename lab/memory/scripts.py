@@ -35,7 +35,7 @@ from carmad.attempt.proc import descendants
 from carmad.config import Estimation, Settings
 from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.ports import Run, Trial, Warm
-from carmad.learned.experience import try_program
+from carmad.estimates.experience import try_program
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report as TraceReport
 from lab.main import main

@@ -15,7 +15,7 @@ pytest.importorskip("sklearn", reason="carma-gpu[policies] is not installed")
 from benchmarks import harness
 from carma_simulator.experiment import JobOutcome, Task, Trace
 from carmad.core.jobs.layout import Layout, Stage
-from carmad.models import Lookup
+from carmad.learning.models import Lookup
 from lab import RESULTS
 from lab.asrpt import claims, large, layouts, runs, testbed, workload
 from lab.asrpt.page import report

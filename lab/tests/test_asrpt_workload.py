@@ -16,7 +16,7 @@ from carmad.core.jobs.recurrence import group
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 
-from carmad.learning import forest
+from carmad.learning.training import forest
 from lab.asrpt import layouts, prediction, workload
 
 needs_data = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Protocol
 
-from carmad.models import Stage
+from carmad.learning.models import Stage
 from carmad.plugin import Boosted, Job, Loaded, View, beside
 from policies.castor.pairing import Ratios
 from policies.views import peak_mib

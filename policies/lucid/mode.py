@@ -22,7 +22,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import NamedTuple
 
-from carmad.models.features import HOUR, INTERVAL_S, traffic_features
+from carmad.learning.features import HOUR, INTERVAL_S, traffic_features
 from carmad.plugin import Additive, AskAgain, GpuId, Job, Reason, View
 from policies.lucid import LucidSettings
 from policies.lucid.room import idle_of

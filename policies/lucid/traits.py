@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from carmad.models import Node
+from carmad.learning.models import Node
 from carmad.plugin import GpuView, Job, JobId, Model, NodeView, Preemption, Reason, Tree, View
 from policies.views import need_mib
 

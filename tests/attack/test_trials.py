@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.learned.attendant import MOST_TASKS
+from carmad.estimates.attendant import MOST_TASKS
 from tests.api_server import as_uid
 from tests.daemon import NO_KERNELS, Carmad, Json, running, until
 

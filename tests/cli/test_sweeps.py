@@ -15,7 +15,7 @@ from carmad.core.jobs import recurrence
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import ArrayTask, JobSpec
-from carmad.learned.estimates import _alike
+from carmad.estimates.asking import _alike
 from cli.commands.submit import submit
 from cli.main import run
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running

@@ -16,7 +16,7 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested
-from carmad.models import Model
+from carmad.learning.models import Model
 from policies import builtin
 from policies.backfilling import SEEN
 from tests.daemon import NO_KERNELS, running

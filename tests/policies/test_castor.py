@@ -12,7 +12,7 @@ from carmad.core.jobs.attempt import Cause, ProfilingRun
 from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, StepTime
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.recurrence import group
-from carmad.models import Boosted, Stage
+from carmad.learning.models import Boosted, Stage
 from carmad.plugin import Loaded, Placement, Reason, Remember, Verdict
 from carmad.store.codec import decode_model
 from policies.castor.interference import Predicted, load_shipped, ratios

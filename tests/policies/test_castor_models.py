@@ -19,8 +19,8 @@ from pydantic_core import to_json
 from carmad.core.gpus.gpu import GpuSample
 from carmad.core.jobs.attempt import GpuId
 from carmad.core.jobs.findings import StepTime
-from carmad.learning.interference import Beside, consensus, convert, mae, train
-from carmad.models import Boosted, Model
+from carmad.learning.models import Boosted, Model
+from carmad.learning.training.interference import Beside, consensus, convert, mae, train
 from lab.castor.theorem import best_start, sharing_benefit
 from policies.castor.pairing import (
     FIXED_SHARE,

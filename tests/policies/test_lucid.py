@@ -16,7 +16,7 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Trained
-from carmad.models import Additive, Node, Tree
+from carmad.learning.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
 from carmad.store import codec
 from policies.lucid import LucidSettings, traits

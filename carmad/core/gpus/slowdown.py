@@ -19,7 +19,7 @@ from carmad.core.jobs.findings import Company, Loaded, Profile
 from carmad.core.jobs.history import ENOUGH_RUNS
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
 
 KEPT = 4  # ratios of one job, the latest: each adds a KiB to its row, which is written often
 SAME = 0.01  # a relative change of a ratio that is not worth saving

@@ -19,7 +19,7 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import EstimateMemory, Stepped
 from carmad.core.placing.deciders import PREDICT, Calls
 from carmad.core.ports import Predictor
-from carmad.models import Model
+from carmad.learning.models import Model
 
 UNPREDICTED = "its duration could not be predicted"
 NEWS = 0.01  # a relative change of a step time that is worth saving

@@ -36,7 +36,7 @@ from carmad.core.placing.view import NodeView, View
 from carmad.core.rules.admission import IdleGpus, mode
 from carmad.core.rules.quota import Limit, Quotas
 from carmad.core.rules.share import Shares
-from carmad.models import Model
+from carmad.learning.models import Model
 
 FEW = 64  # jobs whose `order` is asked for again per step: all of them could take too long
 

@@ -17,7 +17,7 @@ from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason, Verdict
 from carmad.core.rules.admission import Demand, can_fill, demand, mode, refusals
 from carmad.core.rules.reservations import Reservation
-from carmad.models import Model
+from carmad.learning.models import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,12 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
+from carmad.estimates.asking import Guess
 from carmad.explanation import ContextOut
 from carmad.http import bounds, connections
 from carmad.http import server as server_module
 from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.turns import Share
-from carmad.learned.estimates import Guess
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from tests.aio import run_async

@@ -21,7 +21,7 @@ from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
 from carmad.core.placing.decision import Placement, Proposal, Reason
 from carmad.core.placing.view import View
 from carmad.core.ports import Policy
-from carmad.models import Node, Tree
+from carmad.learning.models import Node, Tree
 from carmad.replay import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore

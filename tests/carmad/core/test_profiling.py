@@ -38,7 +38,7 @@ from carmad.core.jobs.tasks import Outcome
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
 from carmad.core.placing.decision import Placement
 from carmad.guards import GuardedPolicy, GuardedPredictor
-from carmad.models import Boosted
+from carmad.learning.models import Boosted
 from carmad.store.codec import encode_job
 from estimators import duration
 from policies import builtin

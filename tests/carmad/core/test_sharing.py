@@ -25,7 +25,7 @@ from carmad.core.gpus.slowdown import Basis, Receipt, Slowdown, receipt, slowdow
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Company, Estimate, Indicator, Loaded, Profile, Usage
 from carmad.core.jobs.states import JobState
-from carmad.models import LEAF, Boosted, Stage
+from carmad.learning.models import LEAF, Boosted, Stage
 from carmad.store import codec
 
 HOUR = 3600.0

@@ -15,15 +15,15 @@ from carmad.api.models import detail_out
 from carmad.config import Settings
 from carmad.core.jobs.history import History
 from carmad.errors import CarmaError
-from carmad.models import Lookup, Model
+from carmad.learning.models import Lookup, Model
 from carmad.store import codec
 from cli.commands.models import model_details, model_list
 from estimators import duration
-from tests.carmad.learned.test_models_shown import plain
+from tests.carmad.estimates.test_models_shown import plain
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 
-from carmad.learning import forest
+from carmad.learning.training import forest
 
 TABLE = Lookup("seconds", "a test", {"ada's": 50.0}, 3, 1e9, (("median error (s)", 2.0),))
 

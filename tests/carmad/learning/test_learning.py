@@ -14,10 +14,10 @@ pytest.importorskip("sklearn", reason="the extra carma-gpu[policies] is not inst
 
 from interpret.glassbox import ExplainableBoostingRegressor
 
-from carmad.learning import lucid
-from carmad.learning.lucid import Origin, exemplars, monotone
-from carmad.models import Additive, Bins, Shape
-from carmad.models.features import exemplars_of
+from carmad.learning.features import exemplars_of
+from carmad.learning.models import Additive, Bins, Shape
+from carmad.learning.training import lucid
+from carmad.learning.training.lucid import Origin, exemplars, monotone
 
 ORIGIN = Origin("what", "nowhere", 7.0)
 

@@ -26,18 +26,17 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.learned import models
-from carmad.learned.models import Models, load_shipped, missing_packages
-from carmad.models import Additive, Boosted, Lookup, Model, Node, Tree
-from carmad.models.features import INTERVAL_S
+from carmad.learning.features import INTERVAL_S
+from carmad.learning.models import Additive, Boosted, Lookup, Model, Node, Tree
+from carmad.learning.trained import Models, load_shipped, missing_packages
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from estimators.duration import additive
 
 pytest.importorskip("interpret", reason="training needs carma-gpu[policies]")
 
-from carmad.learning import forest, interference, lucid, retraining
-from carmad.learning.retraining import retrain
+from carmad.learning.training import forest, interference, lucid, retraining
+from carmad.learning.training.retraining import retrain
 from tests.owners import who
 from tests.waiting import PATIENCE_S
 
@@ -384,7 +383,7 @@ def test_what_failed_is_tried_again_after_a_day_and_leaves_nothing(
     (tmp_path / "models/training/past.db").touch()
     (tmp_path / "models/duration.new").touch()
     later = time.monotonic() + DAY_S
-    monkeypatch.setattr(models.time, "monotonic", lambda: later)
+    monkeypatch.setattr(trained.time, "monotonic", lambda: later)
     keeper.train_if_due()
     assert len(begun) == 2
     assert keeper.load() == {}
@@ -398,7 +397,7 @@ def test_without_the_packages_one_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert missing_packages() == ""
-    monkeypatch.setattr(models, "NEEDED", {"interpret_of_nobody": "interpret-core"})
+    monkeypatch.setattr(trained, "NEEDED", {"interpret_of_nobody": "interpret-core"})
     keeper = Models(tmp_path / "models", store, 7.0, lambda found: None)
     with caplog.at_level(logging.INFO):
         keeper.train_if_due()

@@ -51,7 +51,7 @@ from carmad.core.messages import (
 )
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
-from carmad.models import Model
+from carmad.learning.models import Model
 from carmad.store import codec, database, journal, queries, reading, retention
 from carmad.store.codec import current_form
 from carmad.store.database import StoreFull, connect

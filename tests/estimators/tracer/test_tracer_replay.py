@@ -243,7 +243,7 @@ def _traced() -> Report:
 
 
 def test_the_daemon_can_ask_without_pytorch() -> None:
-    program = "import sys, carmad.learned.estimates; sys.exit('torch' in sys.modules)"
+    program = "import sys, carmad.estimates.asking; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

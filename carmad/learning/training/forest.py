@@ -26,8 +26,8 @@ import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
 from carmad.errors import CarmaError
-from carmad.learning.lucid import HELD_OUT, Row
-from carmad.models import Lookup
+from carmad.learning.models import Lookup
+from carmad.learning.training.lucid import HELD_OUT, Row
 
 ABOUT = "seconds that a run of a job takes alone, from its earlier runs"
 TREES = 100
@@ -48,8 +48,8 @@ class Errors:
 
 
 def train(rows: Sequence[Row], source: str, at: float) -> Lookup:
-    """A model trained on all rows whose group is known; rows as in `carmad.learning.lucid`. Its
-    errors are those of a model trained without the latest fifth of the jobs, on that fifth, along
+    """A model trained on all rows whose group is known; rows as in `lucid`. Its errors
+    are those of a model trained without the latest fifth of the jobs, on that fifth, along
     with those of the groups' means and medians. `at` is now.
 
     Raises CarmaError if no held-out job has run before.

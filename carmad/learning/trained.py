@@ -1,5 +1,5 @@
 """The models that policies and predictors use: those shipped with their packages, and those trained
-on this server's past jobs, by a separate process (`carmad.learning`)."""
+on this server's past jobs, by a separate process (`carmad.learning.training`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from carmad import apart, beats
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
-from carmad.models import Model
+from carmad.learning.models import Model
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 
@@ -145,7 +145,9 @@ class Models:
         try:
             self._store.copy_to(folder / "past.db")
             words = str(folder / "past.db"), str(self._directory)
-            code, said, alarms = apart.run("carmad.learning", *words, stopping=self._stopping)
+            code, said, alarms = apart.run(
+                "carmad.learning.training", *words, stopping=self._stopping
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         for line in alarms:

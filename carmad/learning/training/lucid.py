@@ -28,8 +28,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.isotonic import isotonic_regression
 
 from carmad.core.jobs.history import Durations
-from carmad.models import Additive, Bins, Pair, Shape, Values
-from carmad.models.features import (
+from carmad.learning.features import (
     AHEAD,
     INTERVAL_S,
     LETTERS,
@@ -41,6 +40,7 @@ from carmad.models.features import (
     duration_features,
     traffic_features,
 )
+from carmad.learning.models import Additive, Bins, Pair, Shape, Values
 
 # -- GA²Ms, as explainable boosting machines (interpret) converted to plain values; and their shapes
 # made monotone, by pooling adjacent violators (3.6.1)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from statistics import fmean, median, pstdev
 
-from carmad.models import Additive
+from carmad.learning.models import Additive
 
 # -- similar job names: each is replaced by its nearest exemplar (Lucid paper, 3.5.3), which
-# `carmad.learning.lucid` learns
+# `carmad.learning.training.lucid` learns
 
 LETTERS = 64  # of a name that are compared: each costs as many steps as the other name has letters
 

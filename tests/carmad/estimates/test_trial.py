@@ -21,10 +21,10 @@ from carmad.attempt.forks import Child, Forks, helpers
 from carmad.attempt.launcher import Copies
 from carmad.core.jobs.spec import JobSpec, Script
 from carmad.core.ports import Trial
-from carmad.learned import attendant
-from carmad.learned import experience as trial_module
-from carmad.learned.attendant import NICE
-from carmad.learned.experience import MOST_ANSWER_BYTES, TAIL_BYTES, try_program
+from carmad.estimates import attendant
+from carmad.estimates import experience as trial_module
+from carmad.estimates.attendant import NICE
+from carmad.estimates.experience import MOST_ANSWER_BYTES, TAIL_BYTES, try_program
 from tests.waiting import PATIENCE_S, until
 
 ROOT = os.geteuid() == 0

@@ -8,8 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from carmad.models import Additive, Bins, Model, Node, Pair, Shape, Tree
-from carmad.models.features import (
+from carmad.learning.features import (
     AHEAD,
     INTERVAL_S,
     LOOK_BACK,
@@ -19,7 +18,8 @@ from carmad.models.features import (
     foretold,
     traffic_features,
 )
-from carmad.models.features import duration_features as of_job
+from carmad.learning.features import duration_features as of_job
+from carmad.learning.models import Additive, Bins, Model, Node, Pair, Shape, Tree
 
 TREE = Tree(
     about="what",

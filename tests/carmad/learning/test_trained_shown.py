@@ -18,8 +18,8 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick, Trained
 from carmad.core.placing.decision import Decision, Placement, Reason
 from carmad.installed import how_to_add
-from carmad.learned import models as daemon_models
-from carmad.models import Additive, Bins, Model, Node, Shape, Tree
+from carmad.learning import trained as daemon_models
+from carmad.learning.models import Additive, Bins, Model, Node, Shape, Tree
 from cli import render
 from cli.commands import models
 from cli.main import run

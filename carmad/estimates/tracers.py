@@ -23,7 +23,7 @@ from carmad.attempt.forks import Child, helpers
 from carmad.attempt.launcher import launch_fields
 from carmad.core.jobs.job import Job
 from carmad.core.ports import Trial, Warm
-from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
+from carmad.estimates.attendant import GRACE_S, make_cgroup, remove_cgroup
 
 MOST = 4  # that wait for a script
 UNFIT_S = 60.0  # how long an environment is not tried again that has failed
@@ -192,7 +192,7 @@ class Tracers:
         try:
             os.write(launch, request.launch)
             process = helpers().start(
-                "carmad.learned.keeper",
+                "carmad.estimates.keeper",
                 "main",
                 "carma:tracer",
                 str(memory),

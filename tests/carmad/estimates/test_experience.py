@@ -19,8 +19,8 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Step, Tick
 from carmad.core.ports import Run, Trial
-from carmad.learned import experience as module
-from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
+from carmad.estimates import experience as module
+from carmad.estimates.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.store.sql import SqlStore
 from estimators.tracing import trace
 

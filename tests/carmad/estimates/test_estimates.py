@@ -21,8 +21,8 @@ from carmad.core.jobs.spec import After, ArrayTask, JobSpec, WarnSignal
 from carmad.core.jobs.states import JobState
 from carmad.core.ports import Server
 from carmad.errors import CarmaError
-from carmad.learned import estimates as module
-from carmad.learned.estimates import Answer, Estimates, ask, ask_all, guesses, patient
+from carmad.estimates import asking as module
+from carmad.estimates.asking import Answer, Estimates, ask, ask_all, guesses, patient
 from carmad.options import OPTIONS, Option
 from tests.waiting import PATIENCE_S, until
 

@@ -14,11 +14,11 @@ from carmad.core.jobs.history import Submission
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import ENDED
 from carmad.errors import CarmaError
-from carmad.learning import forest, interference, lucid
-from carmad.learning.interference import Beside
-from carmad.learning.lucid import Row
-from carmad.models import Additive, Boosted, Lookup, Model
-from carmad.models.features import INTERVAL_S, PROFILE, WEEK, exemplars_of
+from carmad.learning.features import INTERVAL_S, PROFILE, WEEK, exemplars_of
+from carmad.learning.models import Additive, Boosted, Lookup, Model
+from carmad.learning.training import forest, interference, lucid
+from carmad.learning.training.interference import Beside
+from carmad.learning.training.lucid import Row
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from carmad.store.values import Cell, table_row
@@ -34,8 +34,7 @@ KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s
 
 
 def runs(store: SqlStore) -> list[Row]:
-    """The latest jobs that ran, in order of submission, as rows for `carmad.learning.lucid`;
-    limited per user."""
+    """The latest jobs that ran, in order of submission, as rows for `lucid`; limited per user."""
     users = store.users()
     if not users:
         return []

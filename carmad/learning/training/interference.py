@@ -18,7 +18,7 @@ import xgboost
 from scipy.spatial import distance
 
 from carmad.errors import CarmaError
-from carmad.models import LEAF, Boosted, Stage
+from carmad.learning.models import LEAF, Boosted, Stage
 
 ABOUT = "interference ratio: a job's step time beside another over that alone, at least 1"
 ERROR = "MAE"  # of the ratio

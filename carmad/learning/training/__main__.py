@@ -1,4 +1,5 @@
-"""Trains models from a copy of the daemon's database: `python -m carmad.learning COPY DIRECTORY`.
+"""Trains models from a copy of the daemon's database:
+`python -m carmad.learning.training COPY DIRECTORY`.
 
 Writes DIRECTORY/NAME.json for each model with enough data. Progress goes to standard output,
 warnings to standard error. For the daemon it runs as a separate process: at low priority, with
@@ -20,7 +21,7 @@ def main(argv: Sequence[str]) -> None:
     database, directory = map(Path, argv)
     apart.limit()
     # Imported only now, so that the limits apply to these imports, too.
-    from carmad.learning.retraining import retrain
+    from carmad.learning.training.retraining import retrain
     from carmad.store.sql import SqlStore
 
     with closing(SqlStore.open(database)) as store:

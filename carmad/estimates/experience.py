@@ -34,8 +34,8 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import ANSWER_FD, Run, Server, Trial, Warm
 from carmad.errors import CarmaError
-from carmad.learned.attendant import GRACE_S, make_cgroup, remove_cgroup
-from carmad.learned.tracers import Tracers, request
+from carmad.estimates.attendant import GRACE_S, make_cgroup, remove_cgroup
+from carmad.estimates.tracers import Tracers, request
 
 # -- trials
 
@@ -163,7 +163,7 @@ def _attend(
         from_output, output = pipe()
         from_verdict, verdict = pipe()
         attendant = helpers().start(
-            "carmad.learned.attendant",
+            "carmad.estimates.attendant",
             "main",
             "carma:trial",
             *map(str, (ANSWER_FD, within_s, *bound)),

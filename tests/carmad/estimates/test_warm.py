@@ -19,8 +19,8 @@ from carma_testing import a_spec
 from carmad.attempt.proc import descendants, process_stat, running
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Trial, Warm
-from carmad.learned.experience import try_program
-from carmad.learned.tracers import Tracers
+from carmad.estimates.experience import try_program
+from carmad.estimates.tracers import Tracers
 from carmad.plugin import JobSpec, Refusal
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report
@@ -383,7 +383,7 @@ def test_another_environment_has_a_tracer_of_its_own_and_not_many_are_kept(
     assert len(tracers._idle) == 1
     looked(tracers, spec(tmp_path, "-c", "print(1)", ANOTHER="1"))
     assert len(tracers._idle) == 2
-    monkeypatch.setattr("carmad.learned.tracers.MOST", 1)
+    monkeypatch.setattr("carmad.estimates.tracers.MOST", 1)
     looked(tracers, spec(tmp_path, "-c", "print(1)", ANOTHER="1"))
     (kept,) = tracers._idle
     looked(tracers, spec(tmp_path, "-c", "print(1)", ANOTHER="1"))

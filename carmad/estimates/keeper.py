@@ -33,7 +33,7 @@ from carmad.attempt.starting import (
     fork,
     write_all,
 )
-from carmad.learned.attendant import (
+from carmad.estimates.attendant import (
     GRACE_S,
     LOOK_S,
     broken_limit,

@@ -1,1 +1,0 @@
-"""Asking estimators, and what they and policies can learn from earlier runs."""
