@@ -23,11 +23,8 @@ from carmad.plugin import (
     left,
 )
 from policies.defragmenting import defragment
+from policies.rules import Rules
 from policies.views import Promise, fewest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from policies.ranked import Ranked
 
 P = TypeVar("P", bound=Proposal)
 
@@ -41,14 +38,14 @@ class Kept(NamedTuple):
 
     job: JobId
     until: float  # jobs that end by then may use it; infinite: all may
-    others: Ranked | None  # the rules for all others; None: they wait
-    fillers: Ranked | None  # the rules for those of them that may fill; None: they wait, too
+    others: Rules | None  # the rules for all others; None: they wait
+    fillers: Rules | None  # the rules for those of them that may fill; None: they wait, too
 
 
 NOTHING = Kept(JobId(0), math.inf, None, None)
 
 
-def backfill(rules: Ranked, view: View) -> tuple[Proposal, ...]:
+def backfill(rules: Rules, view: View) -> tuple[Proposal, ...]:
     """EASY: the first job that waits is promised the GPUs that will have room for it first. Later
     ones may use others, and those if they end in time, or leave it room; or, where they can be
     suspended for it, as fillers, until it can start without them. Where nobody knows when that is,
@@ -81,7 +78,7 @@ def backfill(rules: Ranked, view: View) -> tuple[Proposal, ...]:
     return tuple(plan)
 
 
-def _place_behind(rules: Ranked, kept: Kept, job: Job, view: View, room_mib: int) -> Placement:
+def _place_behind(rules: Rules, kept: Kept, job: Job, view: View, room_mib: int) -> Placement:
     """Behind the first that waits. `room_mib`: what the host can take of fillers."""
     if kept.until == math.inf or view.now + _longest_s(job, view.now) <= kept.until:
         return rules.place(job, view)
@@ -99,7 +96,7 @@ def _place_behind(rules: Ranked, kept: Kept, job: Job, view: View, room_mib: int
 
 
 def _keep_for(
-    rules: Ranked, head: Job, view: View
+    rules: Rules, head: Job, view: View
 ) -> tuple[Kept, tuple[Reason, ...], Sequence[Proposal]]:
     """What is kept for the first job that waits; reasons for it; and whom to suspend or move."""
     if room := _make_room(rules, head, view):
@@ -157,7 +154,7 @@ def is_overdue(job: Job, view: View) -> bool:
 
 
 def _make_room(
-    rules: Ranked, head: Job, view: View
+    rules: Rules, head: Job, view: View
 ) -> tuple[Kept, tuple[Reason, ...], Sequence[Proposal]] | None:
     """Suspend as few fillers as the head needs gone to start. None: that would not help."""
     able = view.fillers_behind(head)
@@ -174,7 +171,7 @@ def _make_room(
     return _keep(rules, head, view, gpus), reasons, [Preemption(id, why) for id in gone]
 
 
-def _keep(rules: Ranked, head: Job, view: View, gpus: tuple[GpuId, ...]) -> Kept:
+def _keep(rules: Rules, head: Job, view: View, gpus: tuple[GpuId, ...]) -> Kept:
     """These GPUs, for as long as it takes until they are free."""
     elsewhere = rules.without(Promise(head.id, gpus, view.now), view.now)
     return Kept(head.id, -math.inf, None, elsewhere)

@@ -14,7 +14,8 @@ from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View, i
 from policies.builtin import exclusive, in_order
 from policies.filters import fits_memory, min_free, only_idle
 from policies.preemptive import Preemptive
-from policies.ranked import Filter, Fit, Order, Rank, Ranked, by_arrival
+from policies.ranked import Ranked
+from policies.rules import Filter, Fit, Order, Rank, by_arrival
 
 ROUNDING_S = 1e-3  # a smaller remainder of a queue's limit is a rounding error
 

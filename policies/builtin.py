@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from carmad.plugin import GpuView, Settings
 from policies.filters import only_idle, preconditions
-from policies.ranked import Rank, Ranked, RoundRobin
+from policies.ranked import Ranked, RoundRobin
+from policies.rules import Rank
 
 
 def exclusive(settings: Settings) -> Ranked:

@@ -23,11 +23,8 @@ from carmad.plugin import (
     View,
     held_mib,
 )
+from policies.rules import Rules
 from policies.views import Promise
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from policies.ranked import Ranked
 
 NO_ROOM = Reason("memory")  # nobody sees it
 
@@ -38,7 +35,7 @@ class Room(NamedTuple):
     leaving: frozenset[JobId]  # all that it waits for
 
 
-def defragment(rules: Ranked, head: Job, view: View) -> Room | None:
+def defragment(rules: Rules, head: Job, view: View) -> Room | None:
     """None: it would not help, or nobody can be moved now."""
     settings = view.settings
     if settings.limits.preemption != "suspend" or not settings.suspend.moves:
@@ -83,7 +80,7 @@ def _can_move(job: Job, view: View) -> bool:
     return view.preemptible.get(job.id) == "suspend" and len(job.gpus) == 1
 
 
-def _home(job: Job, own: GpuView, rules: Ranked, view: View, cleared: Set[GpuId]) -> GpuId | None:
+def _home(job: Job, own: GpuView, rules: Rules, view: View, cleared: Set[GpuId]) -> GpuId | None:
     """Where the job can go: not where the first in line is to be."""
     mib = _held_mib(job, own)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carmad.plugin import Demand, GpuView, Preconditions, Reason, Settings, idle
-from policies.ranked import Filter
+from policies.rules import Filter
 from policies.views import margin_mib
 
 

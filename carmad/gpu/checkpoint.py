@@ -1,8 +1,7 @@
 """Suspends jobs: moves their GPU memory to host memory and back, by CUDA's process checkpoint.
 
-`suspend` and `resume` are the order of the driver's calls, whatever has been done before; the calls
-themselves are in `libcuda`, or in `emulated_driver`. `Checkpoints` has them made by a helper (this
-module's `main`): the daemon never loads libcuda, which hangs or dies with some processes.
+`Checkpoints` has the driver's calls made by a helper (`checkpoint_helper`): the daemon never loads
+libcuda, which hangs or dies with some processes.
 
 The package cuda-core has the same five calls (`cuda.core.checkpoint.Process`), with numpy and 15 MB
 of CUDA bindings. Five functions by ctypes, whose structures are as stable as the driver's ABI, need
@@ -12,207 +11,19 @@ nothing, start faster, and say plainly what an older driver lacks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from carmad import units
+from carmad.gpu.cuda_state import LOCK_WITHIN_S, LOOKS, Moves, Outcome, State
 
-LOCK_WITHIN_S = 10.0  # where a resume has to be undone
-LOOKS = 3  # for processes that begin to use a GPU meanwhile
-
-Moves = Sequence[tuple[str, str]]  # UUIDs of GPUs: from which to which
 Request = dict[str, object]
 Answer = dict[str, Any]
-
-
-class State(StrEnum):
-    """Of a process, as the driver sees it."""
-
-    RUNNING = "running"
-    LOCKED = "locked"  # its next CUDA call waits
-    CHECKPOINTED = "checkpointed"  # locked, with its GPU memory in host memory
-    FAILED = "failed"  # for good
-    NONE = "none"  # it does not use CUDA, or is gone
-
-
-INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 1, 2, 3
-OPERATING_SYSTEM, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED = 304, 401, 600, 801
-_WORDS = {
-    OUT_OF_MEMORY: "there is not enough free memory on the GPU",
-    OPERATING_SYSTEM: "the driver may not do that to it (only root may), or cannot do it any more",
-    ILLEGAL_STATE: "it is in another state than the call is for",
-    NOT_READY: "its kernels did not end in time",
-    NOT_SUPPORTED: "the driver cannot suspend such a process (a client of MPS, on a MIG instance,"
-    " or on an ARM machine)",
-}
-
-
-class DriverError(Exception):
-    """`code`: the driver's, as in cuda.h."""
-
-    def __init__(self, code: int, words: str = "") -> None:
-        self.code = code
-        self.words = words or _WORDS.get(code, f"CUDA error {code}")
-        super().__init__(self.words)
-
-
-class Driver(Protocol):
-    """What can be done to a process, by its pid. All raise DriverError."""
-
-    def state(self, pid: int) -> State: ...
-
-    def lock(self, pid: int, within_s: float) -> None:
-        """From RUNNING to LOCKED, when what it has given to the GPU is done."""
-        ...
-
-    def checkpoint(self, pid: int) -> None:
-        """From LOCKED to CHECKPOINTED."""
-        ...
-
-    def restore(self, pid: int, moves: Moves) -> None:
-        """From CHECKPOINTED to LOCKED. `moves`: all its GPUs, if it moves to others."""
-        ...
-
-    def unlock(self, pid: int) -> None:
-        """From LOCKED to RUNNING."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Not `done` and not `lost`: the job is as it was before. `lost`: it is of no use any more, as
-    not all its processes can be brought to either state. `hung`: the driver did not answer."""
-
-    done: bool
-    why: str = ""
-    lost: bool = False
-    hung: bool = False
-
-
-# -- the order of the calls ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    pid: int
-    error: DriverError
-
-    def __str__(self) -> str:
-        return f"process {self.pid}: {self.error}"
-
-
-def suspend(driver: Driver, pids: Iterable[int], lock_within_s: float) -> Outcome:
-    """Suspend those that use CUDA, in whatever state they are. All are locked before any is
-    checkpointed: they may share memory."""
-    pids = tuple(pids)
-    if refusal := _refusal(driver, pids):
-        return refusal
-    fault = next(_suspend(driver, pids, lock_within_s), None)
-    if fault is None:
-        return Outcome(True)
-    for _ in _resume(driver, pids, ()):
-        pass
-    return Outcome(False, str(fault), lost=not _all_are(driver, pids, State.RUNNING))
-
-
-def resume(driver: Driver, pids: Iterable[int], moves: Moves) -> Outcome:
-    """Let those run again that are suspended, in whatever state they are. All are restored before
-    any is unlocked."""
-    pids = tuple(pids)
-    if refusal := _refusal(driver, pids):
-        return refusal
-    fault = next(_resume(driver, pids, moves), None)
-    if fault is None:
-        return Outcome(True)
-    # What has moved can be suspended again, but stays where it is.
-    is_divided = bool(moves) and not _all_are(driver, pids, State.CHECKPOINTED)
-    for _ in _suspend(driver, pids, LOCK_WITHIN_S):
-        pass
-    # Driver 580 restores nothing any more once a restore has failed for want of memory, and gives
-    # this error from then on: github.com/NVIDIA/cuda-checkpoint/issues/44.
-    is_dead = fault.error.code == OPERATING_SYSTEM
-    lost = is_divided or is_dead or not _all_are(driver, pids, State.CHECKPOINTED)
-    return Outcome(False, str(fault), lost)
-
-
-def _refusal(driver: Driver, pids: Iterable[int]) -> Outcome | None:
-    """Why nothing is tried."""
-    for pid in pids:
-        try:
-            if driver.state(pid) is State.FAILED:
-                return Outcome(False, f"process {pid}: its CUDA state has failed", lost=True)
-        except DriverError as error:
-            return Outcome(False, str(_Fault(pid, error)))
-    return None
-
-
-def _suspend(driver: Driver, pids: Sequence[int], lock_within_s: float) -> Iterator[_Fault]:
-    """The faults, as they come up; it goes on with the next process."""
-
-    def lock(pid: int) -> None:
-        driver.lock(pid, lock_within_s)
-
-    for _ in range(LOOKS):
-        yield from _do_to_each(driver, pids, State.RUNNING, lock)
-        yield from _do_to_each(driver, pids, State.LOCKED, driver.checkpoint)
-        if _all_are(driver, pids, State.CHECKPOINTED):
-            return
-    yield from _others(driver, pids, State.CHECKPOINTED)
-
-
-def _resume(driver: Driver, pids: Sequence[int], moves: Moves) -> Iterator[_Fault]:
-    """Likewise."""
-
-    def restore(pid: int) -> None:
-        driver.restore(pid, moves)
-
-    yield from _do_to_each(driver, pids, State.CHECKPOINTED, restore)
-    yield from _do_to_each(driver, pids, State.LOCKED, driver.unlock)
-    yield from _others(driver, pids, State.RUNNING)
-
-
-def _do_to_each(
-    driver: Driver, pids: Iterable[int], state: State, do: Callable[[int], None]
-) -> Iterator[_Fault]:
-    """Do it to those in this state. One that ends meanwhile is no fault."""
-    for pid in pids:
-        try:
-            if driver.state(pid) is state:
-                do(pid)
-        except DriverError as error:
-            if _state(driver, pid) is not State.NONE:
-                yield _Fault(pid, error)
-
-
-def _others(driver: Driver, pids: Iterable[int], wanted: State) -> Iterator[_Fault]:
-    for pid in pids:
-        if not _all_are(driver, (pid,), wanted):
-            state = _state(driver, pid) or "in no state that can be read"
-            yield _Fault(pid, DriverError(ILLEGAL_STATE, f"it is {state}, not {wanted}"))
-
-
-def _all_are(driver: Driver, pids: Iterable[int], wanted: State) -> bool:
-    return all(_state(driver, pid) in (wanted, State.NONE) for pid in pids)
-
-
-def _state(driver: Driver, pid: int) -> State | None:
-    try:
-        return driver.state(pid)
-    except DriverError:
-        return None
-
-
-# -- for the daemon ------------------------------------------------------------------------------
 
 STATE_WITHIN_S = 10.0  # a helper starts in a tenth of a second
 ENDED_WITHIN_S = 1.0  # after a SIGKILL; one that waits in the kernel is left
@@ -305,7 +116,7 @@ class Checkpoints:
         """A helper; or, if none can be started, the answer."""
         try:
             helper = subprocess.Popen(
-                units.program("carmad.gpu.checkpoint"),
+                units.program("carmad.gpu.checkpoint_helper"),
                 env=_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -346,86 +157,3 @@ def _answer(helper: subprocess.Popen[bytes] | Answer, until: float, late: str) -
         helper.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             helper.wait(ENDED_WITHIN_S)
-
-
-# -- the helper ----------------------------------------------------------------------------------
-
-PR_SET_PDEATHSIG = 1
-CONTINUED_WITHIN_S = 1.0
-
-
-def main() -> None:
-    """One request in JSON on standard input, one answer on standard output. It ends with the thread
-    that asks: whoever comes after that begins with the states that it finds."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    request = json.load(sys.stdin)
-    if os.getppid() == request["parent"]:
-        print(json.dumps(_carry_out(request)), flush=True)
-
-
-def _carry_out(request: dict[str, Any]) -> Answer:
-    pids, goal = request["pids"], State.RUNNING
-    try:
-        driver = _driver(request["cards"])
-        if request["do"] == "states":
-            return {"states": {pid: state for pid in pids if (state := _state(driver, pid))}}
-        if request["do"] == "suspend":
-            goal = State.CHECKPOINTED
-        for pid in pids:
-            if driver.state(pid) not in (goal, State.NONE) and not _runs_on(pid):
-                return asdict(Outcome(False, f"process {pid} is stopped (SIGSTOP) or frozen"))
-    except DriverError as error:
-        return asdict(Outcome(False, str(error)))
-    if request["do"] == "suspend":
-        return asdict(suspend(driver, pids, request["lock_within_s"]))
-    return asdict(resume(driver, pids, request["moves"]))
-
-
-def _driver(cards: str) -> Driver:
-    if cards:
-        from carmad.gpu.emulated_driver import EmulatedDriver
-
-        return EmulatedDriver(cards)
-    from carmad.gpu.libcuda import LibCuda
-
-    return LibCuda()
-
-
-def _runs_on(pid: int) -> bool:
-    """Whether it runs, or is continued within CONTINUED_WITHIN_S."""
-    until = time.monotonic() + CONTINUED_WITHIN_S
-    while is_stopped(pid):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it, or its cgroup is frozen: the driver would wait for it."""
-    return _letter(pid) in ("T", "t") or any(
-        "frozen 1" in _text(f"{mount}{line[3:]}/cgroup.events")
-        for line in _text(f"/proc/{pid}/cgroup").splitlines()
-        for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-        if line.startswith("0::")
-    )
-
-
-def is_gone(pid: int) -> bool:
-    return _letter(pid) in ("", "Z", "X")
-
-
-def _letter(pid: int) -> str:
-    """The state of a process as `ps` shows it; "": there is none."""
-    return _text(f"/proc/{pid}/stat").rpartition(")")[2].strip()[:1]
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carmad.gpu import card
 from carmad.gpu.card import Card
-from carmad.gpu.checkpoint import (
+from carmad.gpu.cuda_state import (
     ILLEGAL_STATE,
     INVALID_VALUE,
     OUT_OF_MEMORY,

@@ -13,7 +13,7 @@ import time
 import uuid
 from ctypes import c_int, c_ubyte, c_uint, c_uint64
 
-from carmad.gpu.checkpoint import (
+from carmad.gpu.cuda_state import (
     INVALID_VALUE,
     NOT_INITIALIZED,
     NOT_SUPPORTED,

@@ -22,7 +22,7 @@ from lab.processes import in_processes
 from policies.asrpt import AsrptSettings
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.policy import asrpt
-from policies.ranked import Order, by_arrival
+from policies.rules import Order, by_arrival
 
 GBIT_MIB = 1e9 / 8 / (1 << 20)
 PATIENCE = 0.5  # τ, as CARMA has it: the paper does not say which it simulated

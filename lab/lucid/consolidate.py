@@ -16,7 +16,8 @@ from carmad.core.ports import Policy
 from carmad.plugin import Demand, GpuId, GpuView, Job, View
 from policies.lucid import room
 from policies.preemptive import Occupied, Preemptive
-from policies.ranked import Filter, Fit, Ranked
+from policies.ranked import Ranked
+from policies.rules import Filter, Fit
 
 PER_NODE = 8
 

@@ -34,8 +34,9 @@ from policies.asrpt.heavy_edge import COMM_HEAVY, extremes, mapping
 from policies.asrpt.machine import Machine, rebuild, work
 from policies.builtin import in_order
 from policies.filters import only_idle
-from policies.ranked import Order, Ranked
+from policies.ranked import Ranked
 from policies.reasons import expectation
+from policies.rules import Order
 from policies.views import totals
 
 Server = tuple[GpuId, ...]  # the GPUs that a job can use, by index

@@ -50,8 +50,9 @@ from policies.builtin import most_free_memory
 from policies.carma.sizes import Sizes, left_s
 from policies.filters import fits_memory, min_free, not_risky
 from policies.preemptive import fewest, yields
-from policies.ranked import Filter, Ranked, needs_empty
+from policies.ranked import Ranked
 from policies.reasons import expectation
+from policies.rules import Filter, needs_empty
 from policies.views import Promise, too_large, totals, without_jobs, without_settling
 
 SEEN = 64  # waiting jobs per plan

@@ -35,8 +35,8 @@ from policies.lucid.mode import Capacity, next_change, profiler, sharing_capacit
 from policies.lucid.room import Room, idle_but, idle_of, refusals
 from policies.lucid.traits import Known, evictions, service
 from policies.profiling import ProfilingPool
-from policies.ranked import by_arrival
 from policies.reasons import expectation
+from policies.rules import by_arrival
 
 # A queue may be long, and there may be many GPUs: a plan gives reasons for the first REPORTED
 # waiting jobs, and verdicts per GPU until there are VERDICTS.

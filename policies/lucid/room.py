@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
-from policies.ranked import Filter
+from policies.rules import Filter
 
 ANYBODY = Demand(1, alone=True, mps_uid=None, estimate=None, retry=None)
 

@@ -14,7 +14,10 @@ from carmad.core.jobs.attempt import GpuId, JobId, Suspension
 from carmad.core.jobs.job import Job
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
 from carmad.daemon.suspender import Suspender
-from carmad.gpu.checkpoint import Outcome, State
+from carmad.gpu.cuda_state import (
+    Outcome,
+    State,
+)
 from tests.attempts import make_job
 from tests.waiting import until
 

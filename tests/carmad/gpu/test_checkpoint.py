@@ -9,22 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.gpu import checkpoint
+from carmad.gpu import checkpoint_helper
 from carmad.gpu.checkpoint import (
+    Answer,
+    Checkpoints,
+    Request,
+)
+from carmad.gpu.checkpoint_helper import (
+    resume,
+    suspend,
+)
+from carmad.gpu.cuda_state import (
     ILLEGAL_STATE,
     NOT_READY,
     NOT_SUPPORTED,
     OPERATING_SYSTEM,
     OUT_OF_MEMORY,
-    Answer,
-    Checkpoints,
     DriverError,
     Moves,
     Outcome,
-    Request,
     State,
-    resume,
-    suspend,
 )
 
 RUNNING, LOCKED, CHECKPOINTED = State.RUNNING, State.LOCKED, State.CHECKPOINTED
@@ -271,7 +275,7 @@ def test_the_looks_for_new_processes_come_to_an_end() -> None:
     model._do = unchanged  # type: ignore[method-assign]
     outcome = suspend(model, model.pids, 1.0)
     assert outcome == Outcome(False, "process 1: it is running, not checkpointed")
-    assert len(model.calls) == checkpoint.LOOKS
+    assert len(model.calls) == checkpoint_helper.LOOKS
 
 
 # Where a helper has been killed.
@@ -284,15 +288,15 @@ class Interrupted(Checkpoints):
         super().__init__()
         self.model = model
         model.left = calls
-        monkeypatch.setattr(checkpoint, "_driver", lambda _: model)
-        monkeypatch.setattr(checkpoint, "_runs_on", lambda _: True)
+        monkeypatch.setattr(checkpoint_helper, "_driver", lambda _: model)
+        monkeypatch.setattr(checkpoint_helper, "_runs_on", lambda _: True)
 
     def _ask(self, requests: Sequence[Request], within_s: float) -> list[Answer | str]:
         return [self._answer({"cards": "", **request}) for request in requests]
 
     def _answer(self, request: Request) -> Answer | str:
         try:
-            return checkpoint._carry_out(request)
+            return checkpoint_helper._carry_out(request)
         except Killed:
             self.model.left = -1
             return "it was killed"

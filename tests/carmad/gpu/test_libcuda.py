@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from carmad import units
-from carmad.gpu import checkpoint, libcuda
-from carmad.gpu.checkpoint import Checkpoints, Outcome, State, is_stopped
+from carmad.gpu import checkpoint, cuda_state, libcuda
+from carmad.gpu.checkpoint import (
+    Checkpoints,
+)
+from carmad.gpu.cuda_state import (
+    Outcome,
+    State,
+    is_stopped,
+)
 from carmad.gpu.libcuda import GpuPair, LockArgs, NoArgs, RestoreArgs
 from carmad.selftest.bench import Probe
 from tests import fake_gpu
@@ -130,7 +137,7 @@ def test_a_process_without_cuda_and_one_that_is_gone_are_left_alone(bench: Bench
     sleeper = subprocess.Popen(["sleep", "600"])
     ended = subprocess.Popen(["true"])
     pids = [sleeper.pid, ended.pid]  # the latter a zombie
-    until(lambda: checkpoint.is_gone(ended.pid), "it to end")
+    until(lambda: cuda_state.is_gone(ended.pid), "it to end")
     assert bench.checkpoints.states(pids) == dict.fromkeys(pids, State.NONE)
     assert bench.checkpoints.suspend(lambda: pids, 1.0, PATIENCE_S) == DONE
     assert bench.calls() == []

@@ -19,7 +19,7 @@ from carmad.learning.models import Lookup, Model
 from carmad.store import codec
 from cli.commands.models import model_details, model_list
 from estimators import duration
-from tests.carmad.estimates.test_models_shown import plain
+from tests.carmad.learning.test_trained_shown import plain
 
 pytest.importorskip("sklearn", reason="training needs carma-gpu[policies]")
 

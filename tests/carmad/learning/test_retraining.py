@@ -26,6 +26,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
+from carmad.learning import trained
 from carmad.learning.features import INTERVAL_S
 from carmad.learning.models import Additive, Boosted, Lookup, Model, Node, Tree
 from carmad.learning.trained import Models, load_shipped, missing_packages
