@@ -7,12 +7,12 @@ must be in one pid namespace. Any user may write to it: it is for trying CARMA o
 nothing.
 
 Interference. Demands are what a job uses when alone, as shares of the GPU. With S and D the sums of
-the SM and DRAM demands of all jobs that run kernels, and d the neighbours' part of D, a job runs at
+the SM and DRAM demands of all jobs that run kernels, and s a job's own part of S, it runs at
 
-    rate = min(min(1, 1 / S) / (1 + DRAM_CONTENTION · d), 1 / D)
+    rate = min(1 / max(1, S, D), 1 / (1 + SHARING_COST · s · (S - s)))
 
-so jobs that fit together lose only a little to shared memory bandwidth, and jobs that do
-not fit share the SMs, or the bandwidth, in proportion to their demand.
+which is the simulator's law (`carma_simulator.interference.Conserving`): together, jobs do no more
+than the GPU can, and where it has room, they lose what pairs on real GPUs were measured to lose.
 
 Fragmentation. While several processes are resident, a fixed share of the free memory cannot be
 allocated, although it is reported as free. The share is set when the card is made; 0 turns it off.
@@ -43,7 +43,7 @@ SUFFIX = ".card"
 # In a container: where the host's /proc is, which knows every process by the host's pid.
 PROC = os.environ.get("CARMA_EMULATED_PROC", "/proc")
 ATTEMPT = "CARMA_ATTEMPT_DIR"  # in the environment: the attempt that a process belongs to
-DRAM_CONTENTION = 0.2  # a neighbour that saturates DRAM costs a job a sixth of its speed
+SHARING_COST = 0.711  # as the simulator's law has it, for processes on streams and under MPS
 POWER_EXPONENT = 0.6  # as measured (`carmad.gpu.kinds`): 43 % of the range at 25 % activity
 REAP_S = 0.25  # how long the demand of a dead job may still slow down its neighbours
 WAIT_S = 0.01  # between two looks of a suspended process
@@ -96,7 +96,7 @@ class CardLost(Exception):
 class Tenant:
     """One process on a card."""
 
-    __slots__ = ("dram", "group", "memory_mib", "occupancy", "pid", "running", "sm")
+    __slots__ = ("dram", "group", "memory_mib", "occupancy", "pid", "rate", "running", "sm")
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class Tenant:
         self.dram = dram
         self.running = running
         self.group = group
+        self.rate = 0.0  # the speed of its kernels, if it runs any
 
 
 class Reading:
@@ -303,14 +304,12 @@ class Card:
         if now - floats[_REAPED_AT] > REAP_S:
             with self._lock:
                 self._reap(now)
-        sm = neighbours = 0.0
+        sm = dram = 0.0
         for slot in _ENTRIES:
             if ints[slot] and ints[slot + _RUNNING] and not self.hold(slot):
                 sm += floats[slot + _SM]
-                if slot != self._slot:
-                    neighbours += floats[slot + _DRAM]
-        dram = floats[self._slot + _DRAM] + neighbours
-        return 1 / max(max(1.0, sm) * (1 + DRAM_CONTENTION * neighbours), dram)
+                dram += floats[slot + _DRAM]
+        return _rate(floats[self._slot + _SM], sm, dram)
 
     def suspended_s(self) -> float:
         """For how long this process has been suspended, all in all."""
@@ -462,7 +461,7 @@ class Card:
 
     def _tenants(self) -> tuple[Tenant, ...]:
         ints, floats = self._ints, self._floats
-        return tuple(
+        found = tuple(
             Tenant(
                 ints[slot],
                 ints[slot + _MEMORY],
@@ -475,6 +474,11 @@ class Card:
             for slot in _ENTRIES
             if ints[slot] and self.hold(slot) < CHECKPOINTED
         )
+        running = [tenant for tenant in found if tenant.running]
+        sm, dram = sum(tenant.sm for tenant in running), sum(tenant.dram for tenant in running)
+        for tenant in running:
+            tenant.rate = _rate(tenant.sm, sm, dram)
+        return found
 
     def _free(self, group: int, tenants: tuple[Tenant, ...]) -> int:
         """What this group could allocate if it had no limit: what is guaranteed to others is not
@@ -495,16 +499,12 @@ class Card:
         return self.memory_mib, self.memory_mib
 
     def _load(self) -> tuple[float, float, float]:
-        """SM activity, SM occupancy and DRAM activity of all kernels together.
-
-        When demand exceeds the SMs, every kernel is slowed down in proportion, so occupancy and
-        memory traffic shrink with the rate.
-        """
-        running = [tenant for tenant in self._tenants() if tenant.running]
-        sm = sum((tenant.sm for tenant in running), 0.0)
-        share = 1 / max(1.0, sm)
-        occupancy = share * sum(tenant.occupancy for tenant in running)
-        dram = share * sum(tenant.dram for tenant in running)
+        """SM activity, SM occupancy and DRAM activity of all kernels together: one that is slowed
+        causes less of each."""
+        tenants = self._tenants()
+        sm = sum(tenant.rate * tenant.sm for tenant in tenants)
+        occupancy = sum(tenant.rate * tenant.occupancy for tenant in tenants)
+        dram = sum(tenant.rate * tenant.dram for tenant in tenants)
         return min(1.0, sm), min(1.0, occupancy), min(1.0, dram)
 
     def _power(self, sm_active: float, dram_active: float) -> float:
@@ -540,6 +540,11 @@ def group_of(attempt: str) -> int:
     for byte in attempt.encode():
         number = (number * 257 + byte + 1) % (2**61 - 1)
     return number
+
+
+def _rate(own_sm: float, sm: float, dram: float) -> float:
+    """The speed of a job's kernels beside others, by its own demand and that of all together."""
+    return min(1 / max(1.0, sm, dram), 1 / (1 + SHARING_COST * own_sm * (sm - own_sm)))
 
 
 def _memory_of(group: int, tenants: tuple[Tenant, ...]) -> int:

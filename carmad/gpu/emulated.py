@@ -196,12 +196,7 @@ class EmulatedSource:
 
 def processes(reading: Reading) -> tuple[ProcessUse, ...]:
     """Each process with its share of the SMs; 0 before its first kernel."""
-    asked = max(1.0, sum(tenant.sm for tenant in reading.tenants if tenant.running))
     return tuple(
-        ProcessUse(
-            tenant.pid,
-            tenant.memory_mib,
-            sm_util=tenant.sm / asked if tenant.running else 0.0,
-        )
+        ProcessUse(tenant.pid, tenant.memory_mib, sm_util=tenant.rate * tenant.sm)
         for tenant in reading.tenants
     )

@@ -12,7 +12,6 @@ from carmad.core.jobs.attempt import Mode
 from lab.hardware import loads
 from lab.hardware.pairs_page import Group, groups, samples
 from lab.hardware.visit import Visit
-from lab.simulator.emulation import EmulatedCard
 from lab.simulator.interference import fit
 
 EMULATED = "emulated"  # what entries of a rehearsal say
@@ -46,10 +45,10 @@ class Measured:
 
 
 def chosen(visit: Visit, said: str) -> Chosen:
-    """`said`: by the entry of the exclusive run. Emulated cards have a law of their own; on a GPU,
-    without groups of stage `pairs`, it is `conserving` as CARMA ships it."""
+    """`said`: by the entry of the exclusive run. Emulated cards have the law `conserving`; so
+    has a GPU without groups of stage `pairs`, as CARMA ships it."""
     if said == EMULATED:
-        return Chosen(EmulatedCard(), "Interference is that of emulated cards.")
+        return Chosen(Conserving(), "Interference is that of emulated cards.")
     found = [
         group
         for group in groups(visit.entries("pairs").values())

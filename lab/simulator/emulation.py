@@ -1,30 +1,25 @@
 """One trace on both sides: through a carmad on emulated GPUs, and through the simulator.
 
-What a job costs around its training is measured on jobs that are alone, and told the simulator,
-with the law by which emulated GPUs slow their jobs.
+What a job costs around its training is measured on jobs that are alone, and told the simulator.
+Emulated GPUs slow their jobs by its law.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
-from unittest import mock
 
 from benchmarks.daemon.carmad import Daemon
-from carma_simulator import interference, recorded
+from carma_simulator import recorded
 from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Task, Trace
 from carma_simulator.hardware import parse
-from carma_simulator.interference import Sharing
 from carma_simulator.run import simulate
 from carmad.api.wire import iso
 from carmad.config import Limits, Monitor, Settings
-from carmad.core.jobs.attempt import Mode
-from carmad.gpu.card import DRAM_CONTENTION
 from carmad.gpu.emulated_job import EPOCHS, noise
 
 COMPRESSION = 10.0  # times as fast as CARMA's defaults
@@ -45,16 +40,6 @@ def compressed(policy: str) -> Settings:
         monitor=Monitor(period_s=1 / COMPRESSION, window_s=30 / COMPRESSION),
         limits=Limits(kill_grace_s=30 / COMPRESSION),
     )
-
-
-class EmulatedCard(Sharing):
-    """How `carmad.gpu.card` slows its tenants, apart from their shares of a full GPU."""
-
-    def speeds_together(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
-        sm = max(1.0, math.fsum(load.sm_active for load in loads))
-        dram = math.fsum(load.dram_active for load in loads)
-        beside = [dram - load.dram_active for load in loads]
-        return tuple(1 / (sm * (1 + DRAM_CONTENTION * others)) for others in beside)
 
 
 class Emulation(Daemon):
@@ -165,8 +150,6 @@ def simulated(
         parse(gpus),
         settings,
         estimator="oracle" if declared else "none",
-        interference="emulated",
         physics=physics,
     )
-    with mock.patch.dict(interference.MODELS, emulated=EmulatedCard):
-        return simulate(experiment)
+    return simulate(experiment)

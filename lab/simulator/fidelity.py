@@ -1,8 +1,8 @@
 """One trace through the daemon and through the simulator: do they come to the same?
 
 The daemon is the real one, with real processes on emulated GPUs. Both get the same 30 jobs, the
-same GPUs and the same settings: CARMA's defaults, `COMPRESSION` times as fast. The simulator is
-told the law by which emulated GPUs slow their jobs, and what surrounds a job's training as it was
+same GPUs and the same settings: CARMA's defaults, `COMPRESSION` times as fast. Emulated
+GPUs slow their jobs by the simulator's law; it is told what surrounds a job's training as it was
 measured on jobs that were alone. Nothing is fitted to the outcome. Takes about half an hour.
 """
 
@@ -108,9 +108,8 @@ NOTES = """\
   the first kernel is late by that, as measured.
 - What falls into one instant of the simulator, such as three GPUs that settle together, comes in
   an order that milliseconds decide. From there on two runs of the daemon, too, go their own ways.
-- A job that is slowed, be it by its neighbours' memory traffic or on another of its GPUs, still
-  shows its full demand on an emulated GPU, and in the simulator less. Therefore job 6 joins job 5
-  there under magm, and runs out of memory.
+- A job that is slowed on another of its GPUs still shows its full demand on an emulated GPU, and in
+  the simulator less.
 - An emulated job takes a quarter of its memory when it starts and the rest in the first
   0.2 s of training, in the simulator all of it with its first kernel."""
 

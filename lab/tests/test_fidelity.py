@@ -7,12 +7,10 @@ from statistics import fmean
 
 import pytest
 
-from carma_simulator.conformance import InterferenceRules
 from carma_simulator.demo.sharing import argv
 from carma_simulator.experiment import JobOutcome, Load, Task
 from carma_simulator.metrics import figures
-from carma_testing import check_rules
-from carmad.core.jobs.attempt import Cause, Mode
+from carmad.core.jobs.attempt import Cause
 from carmad.gpu import emulated_job
 from carmad.paths import python
 from lab.simulator import fidelity
@@ -20,7 +18,6 @@ from lab.simulator.emulation import (
     PLAIN,
     SHORT_S,
     TOO_LARGE,
-    EmulatedCard,
     Overheads,
     overheads,
     profile,
@@ -59,17 +56,6 @@ def test_overheads_are_medians_over_all_calibrations() -> None:
 def test_who_runs_out_of_memory_early_is_gone_at_once() -> None:
     good, bad = calibrated(PLAIN.model, 1.0, 4.0), calibrated(TOO_LARGE.model, None, 0.6)
     assert overheads([outcome(good, bad)]).oom_s == 0.0
-
-
-def test_the_emulated_cards_law() -> None:
-    one = Load(sm_active=0.5, dram_active=0.1)
-    other = Load(sm_active=0.75, dram_active=0.5)
-    # Together they ask for 1.25 of the SMs; each waits for a fifth of the other's memory traffic.
-    speeds = EmulatedCard().speeds((one, other), Mode.STREAMS)
-    assert speeds == pytest.approx((1 / (1.25 * 1.1), 1 / (1.25 * 1.02)))
-    small = Load(sm_active=0.25, dram_active=0.0)
-    assert EmulatedCard().speeds((one, small), Mode.STREAMS) == pytest.approx((1.0, 1 / 1.02))
-    check_rules(InterferenceRules(EmulatedCard()))
 
 
 def test_a_profile_is_what_the_emulated_job_asks_for_on_average(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -31,6 +33,8 @@ from carma_testing import Check, check_rules, checks_of
 from carmad.config import Collocation, Settings
 from carmad.core.jobs.attempt import Mode
 from carmad.errors import CarmaError
+from carmad.gpu.card import Card, paths
+from carmad.gpu.emulated import create
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there")
@@ -158,6 +162,28 @@ class TestByMode:
         )
         assert turned == pytest.approx(speeds[at:] + speeds[:at])
         assert all(0 < speed <= 1 for speed in speeds)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4))
+def test_emulated_cards_slow_their_jobs_by_the_simulators_law(
+    demands: list[tuple[float, float]],
+) -> None:
+    with TemporaryDirectory() as folder:
+        create(Path(folder), "A100-40GB")
+        (path,) = paths(folder)
+        cards = [Card(path) for _ in demands]
+        for card, (sm, dram) in zip(cards, demands, strict=True):
+            card.attach()
+            card.launch(sm, 0.1, dram)
+        loads = [Load(sm_active=sm, dram_active=dram) for sm, dram in demands]
+        for mode in SHARED:
+            speeds = Conserving().speeds(loads, mode)
+            assert [card.rate() for card in cards] == pytest.approx(speeds)
+        reading = cards[0].read()
+        busy = math.fsum(speed * load.sm_active for speed, load in zip(speeds, loads, strict=True))
+        assert reading.sm_active == pytest.approx(min(1.0, busy))
+        for card in cards:
+            card.close()
 
 
 def test_none_slows_nobody() -> None:
