@@ -109,7 +109,7 @@ def test_settings_are_proposed_where_all_of_it_holds(
 ) -> None:
     free = SimpleNamespace(available=(9 << 30) + 5)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    off = Settings(suspend=Suspending(out_mib_s=1e-3, in_mib_s=1e-3))
+    off = Settings(suspend=Suspending(out_mib_s=1e-3, in_mib_s=1e-3, fixed_s=1e-3))
     found = machine.check("suspend_speed", off)
     assert found.verdict is Verdict.HOLDS, found
     assert found.settings["suspend.host_memory_mib"] == 4096
