@@ -1,6 +1,6 @@
 """Checks a plugin's answer against its type, recursively, as no type checker may have run on it.
 
-By hand, because a strict pydantic `TypeAdapter` takes longer (docs/architecture.md).
+By hand, because a strict pydantic `TypeAdapter` takes longer (docs/decisions/0040).
 """
 
 from __future__ import annotations

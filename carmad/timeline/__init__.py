@@ -1,1 +1,1 @@
-"""What the daemon recorded of its GPUs over the last day. See `docs/architecture.md`."""
+"""What the daemon recorded of its GPUs over the last day. See `docs/decisions/0032`."""

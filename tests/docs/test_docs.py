@@ -33,6 +33,9 @@ PAGES = sorted(
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
 
+FOLDERS = "benchmarks|carma_client|carmad|cli|docs|estimators|extras|lab|policies|recovery|tests"
+NAMED = re.compile(rf"`((?:{FOLDERS})/[a-z0-9_./-]+)`")
+
 
 def _ids(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -122,6 +125,12 @@ def test_links_lead_somewhere_on_github(page: Path) -> None:
         assert target.is_relative_to(ROOT), f"{link} leads out of the repository"
         if anchor:
             assert anchor in _anchors(target.read_text(encoding="utf-8")), f"{link}: no such part"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_ids)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in NAMED.findall(page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
