@@ -24,8 +24,12 @@ from carmad.core.gpus.gpuview import GpuView
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.ledger import ENDED_REMEMBERED
-from carmad.core.jobs.line import Held, Place, place_in_line
+from carmad.core.jobs.ledger import (
+    ENDED_REMEMBERED,
+    Held,
+    Place,
+    place_in_line,
+)
 from carmad.core.jobs.spec import After, AfterKind, ArrayTask, Owner, WarnSignal
 from carmad.core.jobs.states import TRANSITIONS, JobState
 from carmad.core.jobs.tasks import JobsById, Outcome, part
@@ -61,7 +65,7 @@ from carmad.core.messages import (
     Tick,
     Unreserved,
 )
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from carmad.core.rules.share import Account
 from carmad.core.scheduler import Scheduler
 from carmad.engine.engine import Engine

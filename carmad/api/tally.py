@@ -14,7 +14,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Environment, JobSpec, Owner, Script, Secrets
 from carmad.core.messages import Discovered, Step
-from carmad.core.rules.quota import Limit
+from carmad.core.rules.limits import Limit
 from carmad.core.scheduler import Scheduler
 
 Stored = Environment | Script | Secrets

@@ -9,7 +9,7 @@ from itertools import islice
 
 from carmad.config import Settings
 from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpu import Drain, Gpu
 from carmad.core.gpus.watching import Watch
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.endings import Endings, dependency_exit
@@ -39,7 +39,6 @@ from carmad.core.messages import (
     CancelRequested,
     Closing,
     Discovered,
-    Drain,
     DrainRequested,
     Estimated,
     EstimateMemory,
@@ -69,15 +68,15 @@ from carmad.core.messages import (
     UpdateRequested,
     due_actions,
 )
-from carmad.core.placing.deciders import Calls, Deciders
+from carmad.core.placing.deciders import Deciders
+from carmad.core.placing.decision import Calls
 from carmad.core.placing.placer import Placer
 from carmad.core.placing.relief import Relief
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy, Predictor, Recovery
+from carmad.core.placing.view import Policy, View
+from carmad.core.ports import Predictor, Recovery
 from carmad.core.rules import promises
 from carmad.core.rules.guarantees import Guarantees
-from carmad.core.rules.quota import Limit
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Account, Ranks, Shares, Standing
 from carmad.core.scene import Scene
 from carmad.options import MAX_METRICS

@@ -15,8 +15,8 @@ from carmad import configfile, guards, registry, replay
 from carmad.config import Settings
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import Failure, Step
-from carmad.core.placing.decision import Placement
+from carmad.core.messages import Step
+from carmad.core.placing.decision import Failure, Placement
 from carmad.core.placing.placer import deciders
 from carmad.daemon import doctor
 from carmad.errors import CarmaError

@@ -8,19 +8,27 @@ from dataclasses import replace
 from itertools import chain
 
 from carmad.config import Settings
-from carmad.core.gpus.gpu import Gpu, GpuSample
-from carmad.core.gpus.gpuview import GpuView, free_memory, settling, stale, with_server
-from carmad.core.gpus.readings import failed_gpu, held_mib, memory_of, meter
-from carmad.core.gpus.window import Window
+from carmad.core.gpus.gpu import Drain, Gpu, GpuSample, Window, choice, filter_gpus, held_mib
+from carmad.core.gpus.gpuview import (
+    GpuView,
+    NodeView,
+    by_node,
+    free_memory,
+    settling,
+    stale,
+    with_server,
+)
+from carmad.core.gpus.readings import (
+    failed_gpu,
+    memory_of,
+    meter,
+)
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.messages import Drain
-from carmad.core.placing.view import NodeView, by_node
-from carmad.core.rules.choice import choice, filter_gpus
-from carmad.core.rules.reservations import Reservation, slots
+from carmad.core.rules.limits import Reservation, slots
 
 
 class Fleet:

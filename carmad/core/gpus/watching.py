@@ -13,13 +13,13 @@ from carmad.core.gpus.gpu import GpuSample
 from carmad.core.gpus.readings import Idleness, has_run_kernel
 from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs.attempt import Cause, GpuId
+from carmad.core.jobs.control import never
 from carmad.core.jobs.history import past
 from carmad.core.jobs.job import Job, advance
 from carmad.core.jobs.knowledge import Knowledge, with_report
-from carmad.core.jobs.ledger import Ledger
-from carmad.core.jobs.line import is_conditional
+from carmad.core.jobs.ledger import Ledger, is_conditional
 from carmad.core.jobs.states import JobState
-from carmad.core.jobs.suspending import Suspensions, never
+from carmad.core.jobs.suspending import Suspensions
 from carmad.core.messages import Action, Began, Postponed, Sampled, Signal, Stepped
 from carmad.core.rules.promises import USES_MORE
 

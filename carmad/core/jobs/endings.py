@@ -8,22 +8,25 @@ from itertools import takewhile
 
 from carmad.config import Settings
 from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.gpu import GpuSample
-from carmad.core.gpus.readings import held_mib
+from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.sharing import label
 from carmad.core.gpus.watching import Watch
 from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, Cause, Exit, GpuId, JobId
+from carmad.core.jobs.control import unmet_dependency
 from carmad.core.jobs.history import past
 from carmad.core.jobs.job import Job, Retry, advance, stopping
 from carmad.core.jobs.knowledge import Knowledge, ask_again
 from carmad.core.jobs.ledger import Ledger
-from carmad.core.jobs.line import unmet_dependency
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Action, EstimateMemory, Exited
-from carmad.core.placing.deciders import DECIDE, Calls, describe
+from carmad.core.placing.decision import (
+    DECIDE,
+    Calls,
+    describe,
+)
 from carmad.core.ports import Recovery
 from carmad.core.rules import promises
-from carmad.core.rules.guarantees import STEP_MIB
+from carmad.core.rules.promises import STEP_MIB
 from carmad.core.rules.share import Shares
 from carmad.readable import gib
 

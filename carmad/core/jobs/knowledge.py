@@ -17,7 +17,7 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import EstimateMemory, Stepped
-from carmad.core.placing.deciders import PREDICT, Calls
+from carmad.core.placing.decision import PREDICT, Calls
 from carmad.core.ports import Predictor
 from carmad.models import Model
 

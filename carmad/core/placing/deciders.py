@@ -6,54 +6,26 @@ the recorded failures to reproduce a step.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeVar
 
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
-from carmad.core.messages import Failure
-from carmad.core.placing.decision import Placement, Proposal, Reason
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy
+from carmad.core.placing.decision import (
+    FALLBACK,
+    ORDER,
+    PLAN,
+    Calls,
+    Placement,
+    Proposal,
+    Reason,
+    describe,
+)
+from carmad.core.placing.view import Policy, View
 
-T = TypeVar("T")
-
-ORDER, PLAN, PREDICT, DECIDE = "order", "plan", "predict", "decide"
-FALLBACK = "fallback's "  # before ORDER and PLAN
 FIRST_TRY_S = 5.0  # until a failed policy is retried; doubled at each further failure
 LAST_TRY_S = 300.0
-
-
-class Calls:
-    """The calls of one step: how many of each kind, and which failed."""
-
-    def __init__(self) -> None:
-        self._numbers: Counter[str] = Counter()
-        self._failures: list[Failure] = []
-
-    def make(self, question: str, call: Callable[[], T]) -> T:
-        """Make the call, count it, and record its failure, which is raised."""
-        self._numbers[question] += 1
-        try:
-            return call()
-        except Exception as error:
-            self._failures.append(Failure(question, self._numbers[question], describe(error)))
-            raise
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return tuple(self._failures)
-
-    def forget(self) -> None:
-        self._numbers.clear()
-        self._failures.clear()
-
-
-def describe(error: Exception) -> str:
-    return f"{error!r:.200}"
 
 
 @dataclass(frozen=True, slots=True)

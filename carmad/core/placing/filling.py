@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from carmad.config import Settings
 from carmad.core.gpus.fleet import Fleet
 from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.control import host_room_mib
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Ledger
-from carmad.core.jobs.suspending import host_room_mib
 
 
 def places(queue: Sequence[Job], ledger: Ledger, settings: Settings) -> dict[JobId, int]:

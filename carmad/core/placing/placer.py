@@ -10,12 +10,18 @@ from typing import Literal
 
 from carmad.config import Settings
 from carmad.core.gpus.fleet import Fleet
+from carmad.core.gpus.gpuview import NodeView
 from carmad.core.jobs import control
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, advance
-from carmad.core.jobs.ledger import Ledger
-from carmad.core.jobs.line import Room, asks_for_host, blockers, host_room
+from carmad.core.jobs.ledger import Ledger, asks_for_host
+from carmad.core.jobs.line import (
+    Quotas,
+    Room,
+    blockers,
+    host_room,
+)
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.suspending import Suspensions
 from carmad.core.jobs.tasks import singly
@@ -32,9 +38,8 @@ from carmad.core.placing.decision import (
     Remember,
     refuse,
 )
-from carmad.core.placing.view import NodeView, View
-from carmad.core.rules.admission import IdleGpus, mode
-from carmad.core.rules.quota import Limit, Quotas
+from carmad.core.placing.view import IdleGpus, View, mode
+from carmad.core.rules.limits import Limit
 from carmad.core.rules.share import Shares
 from carmad.models import Model
 

@@ -23,14 +23,15 @@ from math import inf
 from typing import Literal
 
 from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.gpuview import GpuView
-from carmad.core.gpus.readings import held_mib, is_steady
+from carmad.core.gpus.readings import is_steady
 from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.control import never
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.states import JobState
-from carmad.core.jobs.suspending import Suspensions, never
+from carmad.core.jobs.suspending import Suspensions
 from carmad.core.messages import Action
 from carmad.core.placing.view import View
 

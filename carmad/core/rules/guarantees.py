@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from math import inf
 
 from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.gpuview import promise_mib
-from carmad.core.gpus.readings import held_mib
 from carmad.core.jobs.attempt import GpuId, JobId, MemoryLimits
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import LimitMemory
-
-STEP_MIB = 256  # by which limits follow readings
+from carmad.core.rules.promises import STEP_MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from carmad.core.messages import (
     SuspendRequested,
     due_actions,
 )
-from carmad.core.rules.guarantees import STEP_MIB, Claim, share_out
+from carmad.core.rules.guarantees import Claim, share_out
+from carmad.core.rules.promises import STEP_MIB
 
 GIB = 1024
 CARD = 40 * GIB

@@ -19,8 +19,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
 from carmad.core.placing.decision import Placement, Proposal, Reason
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy, View
 from carmad.models import Node, Tree
 from carmad.replay import reproduce
 from carmad.store import codec, journal

@@ -11,10 +11,15 @@ import pytest
 from carma_testing import FakeServer, a_spec
 from carmad.config import Fairness, Limits, Settings
 from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.line import Quotas
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.placing.decision import Reason
-from carmad.core.rules.quota import DEFAULT, Limit, Quotas, limit_of
+from carmad.core.rules.limits import (
+    DEFAULT,
+    Limit,
+    limit_of,
+)
 from carmad.core.rules.share import DAY_S, Account, Shares
 from carmad.replay import reproduce
 from carmad.store import journal

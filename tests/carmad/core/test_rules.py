@@ -9,7 +9,7 @@ import pytest
 from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
-from carmad.core.gpus.gpuview import GpuView, free_memory
+from carmad.core.gpus.gpuview import GpuView, NodeView, free_memory
 from carmad.core.gpus.readings import energy_j, meter
 from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
@@ -20,11 +20,14 @@ from carmad.core.jobs.knowledge import with_report
 from carmad.core.jobs.recurrence import LETTERS, group
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Stepped
-from carmad.core.placing.deciders import FIRST_TRY_S, LAST_TRY_S, Calls, Deciders
-from carmad.core.placing.decision import Placement, Proposal
-from carmad.core.placing.view import NodeView, View
-from carmad.core.rules.admission import demand, refusals
-from carmad.core.rules.reservations import Reservation, slots
+from carmad.core.placing.deciders import (
+    FIRST_TRY_S,
+    LAST_TRY_S,
+    Deciders,
+)
+from carmad.core.placing.decision import Calls, Placement, Proposal
+from carmad.core.placing.view import View, demand, refusals
+from carmad.core.rules.limits import Reservation, slots
 from policies.ranked import down_the_line
 from tests.planning import queued, running_on
 

@@ -11,6 +11,7 @@ from carmad.api import why
 from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.gpus.gpuview import NodeView
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import IllegalTransition, Retry, advance
@@ -37,8 +38,7 @@ from carmad.core.messages import (
     Wake,
 )
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
-from carmad.core.placing.view import NodeView
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from policies import baselines, builtin

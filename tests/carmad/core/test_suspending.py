@@ -10,10 +10,11 @@ from carma_testing import FakeServer, a_job, a_spec
 from carmad.config import Collocation, Interactive, Limits, Monitor, Settings, Suspending
 from carmad.core.jobs import control
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, ProfilingRun, Suspension
+from carmad.core.jobs.control import cost_s, never
 from carmad.core.jobs.job import Job, advance
 from carmad.core.jobs.spec import Allocation
 from carmad.core.jobs.states import JobState
-from carmad.core.jobs.suspending import AGAIN_AFTER_S, cost_s, never
+from carmad.core.jobs.suspending import AGAIN_AFTER_S
 from carmad.core.messages import (
     CancelRequested,
     DrainRequested,
@@ -32,7 +33,7 @@ from carmad.core.messages import (
 )
 from carmad.core.placing.decision import Move, Placement, Proposal, Reason
 from carmad.core.placing.view import View
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from policies.baselines import FIRST_QUEUE_GPU_S
 
 S = JobState
