@@ -40,7 +40,7 @@ async def remarks(service: Service, spec: JobSpec, known: Estimate | None) -> li
 
     def look(core: Scheduler) -> tuple[Sequence[Broken], int]:
         most_mib = max((gpu.memory_mib for gpu in core.gpus.values()), default=0)
-        return core.shares.broken(spec.owner, now), most_mib
+        return core.state.shares.broken(spec.owner, now), most_mib
 
     broken, most_mib = await service.ask(look)
     found = (

@@ -79,8 +79,8 @@ class Tally:
     def begin(self, core: Scheduler) -> None:
         """Called in the core's thread, between two steps; from then on `note` keeps it current."""
         if not self.begun:
-            self.gpus, self.unread = tuple(core.gpus.values()), core.unread
-            self.limits = dict(core.limits)
+            self.gpus, self.unread = tuple(core.gpus.values()), core.state.fleet.unread
+            self.limits = dict(core.state.limits)
             self.begun = True
             self._count(core.jobs.rows.values())
 

@@ -152,7 +152,7 @@ class Engine:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
             follower.hear(events)
-        others_wait = self._scheduler.has_line
+        others_wait = bool(self._scheduler.state.ledger.line())
         began = time.perf_counter()
         turn(
             self._scheduler,

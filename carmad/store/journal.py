@@ -228,7 +228,7 @@ class Journal(Follower):
             ),
             tuple(core.outcomes.rows.values()),
             tuple(scene.drains.values()),
-            tuple(core.history.runs),
+            tuple(core.state.history.runs),
             tuple(Submission(*each, jobs) for each, jobs in self._submissions.items()),
             tuple(scene.gpus.values()),
             tuple(self._recent),

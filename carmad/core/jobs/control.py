@@ -229,7 +229,7 @@ def refusal(
     holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension; `asked`:
     until somebody resumes it, as it may be already, for others."""
     if asked and job.state in (JobState.SUSPENDING, JobState.SUSPENDED):
-        return _over_share(job, _host_mib(job), suspended, settings)
+        return _over_share(job, host_mib(job), suspended, settings)
     if why := unfit(job, mib, settings, now):
         return why
     suspended = tuple(suspended)
@@ -286,10 +286,10 @@ def overstayed_s(job: Job, settings: Settings, now: float) -> float:
 
 def host_room_mib(suspended: Iterable[Job], settings: Settings) -> int:
     """What the host can still take. `suspended`: all jobs with a suspension."""
-    return max(0, settings.suspend.host_memory_mib - sum(map(_host_mib, suspended)))
+    return max(0, settings.suspend.host_memory_mib - sum(map(host_mib, suspended)))
 
 
-def _host_mib(job: Job) -> int:
+def host_mib(job: Job) -> int:
     return job.suspension.host_mib if job.suspension else 0
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from carmad.core.jobs.attempt import Cause, GpuId, JobId
-from carmad.core.jobs.job import Job, stopping
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import Ended, JobsById, Outcome, among, part
-from carmad.core.messages import Stop
 from carmad.core.rules.share import (
     Rates,
     Standing,
@@ -163,12 +162,6 @@ class Ledger:
             self._join_line(job)
         elif job.holds_gpus:
             self._hold(job)
-
-    def stop(self, job: Job, cause: Cause) -> Stop:
-        """Begin to stop a job that holds GPUs, runs without any, or is suspended."""
-        stopped = stopping(job, cause)
-        self.put(stopped)
-        return Stop(stopped)
 
     def note(self, id: JobId, note: str) -> None:
         """Something that the owner of a live job should know."""

@@ -273,9 +273,9 @@ class IdleGpus:
     """Which GPUs a job may have whose memory need is not known yet: idle ones."""
 
     def __init__(
-        self, nodes: Iterable[NodeView], settings: Settings, reserved_at: float | None
+        self, gpus: Iterable[GpuView], settings: Settings, reserved_at: float | None
     ) -> None:
-        self._gpus = [g for node in nodes for g in node.gpus if idle(g, settings) is None]
+        self._gpus = [gpu for gpu in gpus if idle(gpu, settings) is None]
         self._settings = settings
         self._reserved_at = reserved_at
         self._counts: dict[Demand, int] = {}

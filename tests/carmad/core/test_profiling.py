@@ -515,7 +515,7 @@ def test_step_times_are_kept_per_kind_of_gpu():
     world = FakeServer(gpus=1)
     id = world.submit()
     elsewhere = StepTime(1, 0.9, "another kind")
-    world.scheduler._ledger.put(replace(world.job(id), steps=(elsewhere, StepTime(1, 0.2))))
+    world.scheduler.state.ledger.put(replace(world.job(id), steps=(elsewhere, StepTime(1, 0.2))))
     world.tell(Stepped(world.now, id, 0.5))
     assert set(world.job(id).steps) == {elsewhere, StepTime(1, 0.5, KIND)}, "and of unknown ones"
 
@@ -649,7 +649,7 @@ def test_no_ratio_is_kept_of_steps_on_two_kinds_of_gpu():
     (step,) = world.job(one).steps
     for kind in ("another", ""):  # "": not recorded
         elsewhere = replace(world.job(one), steps=(replace(step, gpu=kind),))
-        world.scheduler._ledger.put(elsewhere)
+        world.scheduler.state.ledger.put(elsewhere)
         world.tell(Stepped(world.now, one, 0.3))
         assert world.job(one).company == ()
 
@@ -658,7 +658,7 @@ def test_a_step_on_another_kind_of_gpu_is_news_even_if_it_takes_as_long():
     world = FakeServer(gpus=1)
     id = world.submit()
     trains(world, id)
-    world.scheduler._ledger.put(replace(world.job(id), steps=(StepTime(1, 0.2),)))
+    world.scheduler.state.ledger.put(replace(world.job(id), steps=(StepTime(1, 0.2),)))
     world.tell(Stepped(world.now, id, 0.2))
     assert world.job(id).steps == (StepTime(1, 0.2, KIND),)
 
@@ -667,7 +667,7 @@ def test_no_ratio_is_kept_without_a_step_alone():
     world = FakeServer(gpus=1, settings=SETTINGS, policy=Inquisitive(evict=False))
     one, two = two_together(world)
     for id in (one, two):
-        world.scheduler._ledger.put(replace(world.job(id), steps=()))
+        world.scheduler.state.ledger.put(replace(world.job(id), steps=()))
         world.tell(Stepped(world.now, id, 0.3))
         assert world.job(id).company == ()
 

@@ -1028,7 +1028,7 @@ def test_a_multi_gpu_job_of_an_earlier_release_stays_alone():
     server = FakeServer(gpus=1, settings=Settings(collocation=Collocation(mps=True)))
     first = server.submit()
     settled(server, first)
-    server.scheduler._ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
+    server.scheduler.state.ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
     assert server.why(server.submit())[0] == {0: ["exclusive"]}
 
 

@@ -125,8 +125,10 @@ def test_where_it_may_resume(moves: bool, kind: str, where: int | None) -> None:
     gone = here.gpus[0].id
     here.tell(DrainRequested(here.now, gone, "fan", "root"))
     if kind == "H100":
-        here.scheduler._fleet.gpus[here.gpus[1].id] = replace(here.gpus[1], name=kind)
-        here.scheduler._fleet.discover(tuple(here.scheduler.gpus.values()))
+        here.scheduler.state.fleet.gpus[here.gpus[1].id] = replace(here.gpus[1], name=kind)
+        here.scheduler.state.fleet.discover(
+            here.scheduler.settings, tuple(here.scheduler.gpus.values())
+        )
     resume(here, id)
     here.pass_time(6)
     job = here.job(id)
@@ -389,7 +391,7 @@ def test_it_may_end_by_itself_meanwhile(exit: Exit) -> None:
     ran_s = here.job(id).attained_s(here.now)
     here.exit(id, exit)
     job = here.last(id)
-    assert job.ended and not here.scheduler._ledger.suspended
+    assert job.ended and not here.scheduler.state.ledger.suspended
     assert job.attempts[-1].suspension is None
     assert job.attempts[-1].run_s(here.now) == ran_s
 
@@ -534,7 +536,7 @@ def test_one_that_is_profiled_stays_alone_where_it_resumes() -> None:
     here = server(1)
     id = here.submit()
     job = here.job(id).with_attempt(profiling=ProfilingRun(here.now + 1000, evict=False))
-    here.scheduler._ledger.put(job)
+    here.scheduler.state.ledger.put(job)
     here.run_kernel(id)
     here.pass_time(6)
     suspend(here, id)
@@ -765,7 +767,7 @@ def test_a_job_on_several_nodes_does_not_avoid_the_only_gpus_to_which_it_can_ret
     job = here.job(id)
     spread = Suspension(here.now, "room", job.gpus, "A100", "", 10_000, 20_000, after="elsewhere")
     leaving = advance(job.with_attempt(suspension=spread), S.SUSPENDING)
-    here.scheduler._ledger.put(leaving)
+    here.scheduler.state.ledger.put(leaving)
     here.tell(Suspended(here.now, id, 1))
     retry = here.job(id).retry
     assert retry and (retry.exclusive, retry.avoid) == (True, ())
