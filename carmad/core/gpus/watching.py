@@ -274,11 +274,11 @@ def _expire(state: State, job: Job, now: float, run_s: float) -> None:
     if spec.interactive and cause is None:
         suspends = not never(job, state.settings)
         idle, note = state.idleness.judge(new, state.settings.interactive.idle_s, suspends)
-        if idle and suspends:
-            if not suspending.refusal(state, job, now):  # else: not now
-                suspending.suspend(state, new.with_note(note), "it was idle", now, held=True)
+        if not (idle and suspends):
+            new, cause = new.with_note(note) if note else new, Cause.IDLE if idle else None
+        elif not suspending.refusal(state, job, now):  # else: not now
+            suspending.suspend(state, new.with_note(note), "it was idle", now, held=True)
             return
-        new, cause = new.with_note(note) if note else new, Cause.IDLE if idle else None
     if cause is not None:
         state.stop(new, cause)
     elif new is not job:

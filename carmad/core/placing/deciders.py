@@ -32,6 +32,7 @@ def on_reconfigured(state: State, event: Reconfigured) -> None:
         its.ask_at, its.delay_s = -inf, FIRST_TRY_S
         forget_policy(state)
     state.settings = new
+    state.ledger.rerank()  # `limits.preemption` says whether jobs at a terminal go first
     state.shares.reconfigure(new.fairness, event.at)
     state.fleet.look_again()
 

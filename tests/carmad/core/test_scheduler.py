@@ -404,7 +404,7 @@ def test_an_attempt_that_never_began_has_no_start_and_teaches_nothing():
     server.exit(id, Exit(Cause.LOST))
     job = server.last(id)
     assert (job.state, job.started_at, attempts_out(job)) == (S.CANCELLED, None, [])
-    assert not [*server.scheduler.history.runs], "it does not take 0 s"
+    assert not [*server.scheduler.state.history.runs], "it does not take 0 s"
 
 
 @pytest.mark.parametrize(

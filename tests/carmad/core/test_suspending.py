@@ -12,7 +12,7 @@ from carmad.core.jobs import control
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, ProfilingRun, Suspension
 from carmad.core.jobs.control import cost_s, never
 from carmad.core.jobs.job import Job, advance
-from carmad.core.jobs.spec import Allocation
+from carmad.core.jobs.spec import Allocation, WarnSignal
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.suspending import AGAIN_AFTER_S
 from carmad.core.messages import (
@@ -24,6 +24,7 @@ from carmad.core.messages import (
     Resume,
     Resumed,
     ResumeRequested,
+    Signal,
     Suspend,
     Suspended,
     SuspendRequested,
@@ -693,6 +694,19 @@ def test_an_idle_job_at_a_terminal_is_suspended_and_not_ended() -> None:
     here.pass_time(20)
     assert here.job(id).state is S.SUSPENDED
     assert here.job(other).state is S.RUNNING
+
+
+def test_what_else_is_due_is_not_forgotten_while_an_idle_job_cannot_be_suspended() -> None:
+    never_now = replace(ROOM.suspend, most_per_hour=0)
+    here = server(1, replace(ROOM, interactive=Interactive(idle_s=20.0), suspend=never_now))
+    id = here.submit(interactive=True, time_limit_s=100, warn=WarnSignal(12, 60))
+    here.run_kernel(id)
+    here.pass_time(3)
+    here.alive[id, 1].ran_kernel = False
+    here.pass_time(60)
+    assert here.job(id).state is S.RUNNING and here.job(id).warned
+    signals = [each for step in here.steps for each in step.actions if isinstance(each, Signal)]
+    assert len(signals) == 1, "and not at every reading"
 
 
 # -- a crash averted
