@@ -26,11 +26,7 @@ from carmad.core.jobs.spec import Allocation, JobSpec
 from carmad.core.messages import Event, Step
 from carmad.core.placing.decision import Proposal
 from carmad.core.placing.view import Policy, View
-from carmad.core.ports import (
-    Estimator,
-    Predictor,
-    Recovery,
-)
+from carmad.core.ports import Estimator, Predictor, Recovery
 from carmad.edge import Checked, Condition, Follower, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.models import Model

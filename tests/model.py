@@ -24,12 +24,7 @@ from carmad.core.gpus.gpuview import GpuView
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.ledger import (
-    ENDED_REMEMBERED,
-    Held,
-    Place,
-    place_in_line,
-)
+from carmad.core.jobs.ledger import ENDED_REMEMBERED, Held, Place, place_in_line
 from carmad.core.jobs.spec import After, AfterKind, ArrayTask, Owner, WarnSignal
 from carmad.core.jobs.states import TRANSITIONS, JobState
 from carmad.core.jobs.tasks import JobsById, Outcome, part

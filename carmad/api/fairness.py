@@ -22,12 +22,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Place
 from carmad.core.jobs.spec import Owner
 from carmad.core.messages import LimitRequested
-from carmad.core.rules.limits import (
-    DEFAULT,
-    Limit,
-    Period,
-    Subject,
-)
+from carmad.core.rules.limits import DEFAULT, Limit, Period, Subject
 from carmad.core.rules.share import HOUR_S, NOBODY
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError

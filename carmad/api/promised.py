@@ -9,11 +9,7 @@ from carmad.api.service import Service
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.rules.promises import (
-    DAY_S,
-    foresee,
-    size,
-)
+from carmad.core.rules.promises import DAY_S, foresee, size
 from carmad.core.rules.share import ENOUGH, WINDOW_S, Broken
 from carmad.core.scheduler import Scheduler
 from carmad.learned.estimates import measured

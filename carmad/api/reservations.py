@@ -26,14 +26,7 @@ from carmad.core.jobs.attempt import GpuId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.messages import Reserved, Unreserved
-from carmad.core.rules.limits import (
-    MOST,
-    TIMES,
-    Reservation,
-    Slot,
-    Subject,
-    slots,
-)
+from carmad.core.rules.limits import MOST, TIMES, Reservation, Slot, Subject, slots
 from carmad.core.rules.share import DAY_S, HOUR_S
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError

@@ -14,12 +14,7 @@ from carmad.core.jobs.control import refusal
 from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Held, Place
-from carmad.core.jobs.line import (
-    Quotas,
-    Room,
-    blockers,
-    host_room,
-)
+from carmad.core.jobs.line import Quotas, Room, blockers, host_room
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import JobsById
 from carmad.core.placing.decision import Decision, Reason

@@ -33,13 +33,7 @@ from carmad.core.jobs.history import BIN_S, BINS, Past, Submission
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.tasks import Outcome
-from carmad.core.messages import (
-    Event,
-    RequeueRequested,
-    Sampled,
-    Step,
-    Submitted,
-)
+from carmad.core.messages import Event, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.placing.decision import Decision, Failure
 from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import NOBODY, Account, Ranks

@@ -15,12 +15,7 @@ from typing import ParamSpec
 from carma_testing.rules import EstimatorRules, PolicyRules, PredictorRules, RecoveryRules
 from carmad.config import Settings
 from carmad.core.placing.view import Policy
-from carmad.core.ports import (
-    Estimator,
-    Predictor,
-    Recovery,
-    Server,
-)
+from carmad.core.ports import Estimator, Predictor, Recovery, Server
 
 P = ParamSpec("P")
 

@@ -25,11 +25,7 @@ from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import ArrayTask, JobSpec
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import (
-    Event,
-    Step,
-    Tick,
-)
+from carmad.core.messages import Event, Step, Tick
 from carmad.core.placing.decision import Decision, Placement
 from carmad.gpu.emulated import KINDS, uuid_of
 from carmad.store.sql import SqlStore

@@ -18,11 +18,7 @@ from carmad.core.gpus.gpuview import (
     stale,
     with_server,
 )
-from carmad.core.gpus.readings import (
-    failed_gpu,
-    memory_of,
-    meter,
-)
+from carmad.core.gpus.readings import failed_gpu, memory_of, meter
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.job import Job

@@ -225,7 +225,11 @@ class Recent:
 
 
 class Window:
-    """The last `window_s` seconds of one GPU. Samples are added in time order."""
+    """The last `window_s` seconds of one GPU. Samples are added in time order.
+
+    A sample describes the time since the previous one and is weighted by it: a monitor's samples
+    count equally, a simulator's, which come only when something changes, by how long they stood.
+    """
 
     def __init__(self, monitor: Monitor, weights: Risk) -> None:
         self._monitor = monitor

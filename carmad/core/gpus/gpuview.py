@@ -1,4 +1,10 @@
-"""A GPU as policies see it: its load, residents and free memory."""
+"""A GPU as policies see it: its load, residents and free memory; and which jobs may join one that
+settles, as what is known of a job and of the residents need not be waited for.
+
+A resident tells what jobs of its own group need once it computes: those are the tasks of a sweep,
+or runs of one command by one user, which would suffer most if it were wrong. For anybody else's
+jobs, its memory is known as in the paper: after a window.
+"""
 
 from __future__ import annotations
 

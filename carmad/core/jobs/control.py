@@ -1,5 +1,5 @@
-"""What owners may do to a job in each state. The core acts on these verdicts, and the HTTP API
-answers with them."""
+"""What owners may do to a job in each state, and whether it can be suspended. The core acts on
+these verdicts, and the HTTP API answers with them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, GpuId, JobId, Mode
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import After, JobSpec
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import (
-    UpdateRequested,
-)
+from carmad.core.messages import UpdateRequested
 from carmad.options import OPTIONS, RUNNING
 from carmad.readable import duration, gib
 

@@ -14,10 +14,7 @@ from carmad.core.jobs.job import Job, Retry, advance, stopping
 from carmad.core.jobs.knowledge import ask_again, end, with_exit
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import EstimateMemory, Exited
-from carmad.core.placing.decision import (
-    DECIDE,
-    describe,
-)
+from carmad.core.placing.decision import DECIDE, describe
 from carmad.core.rules import promises
 from carmad.core.rules.promises import STEP_MIB
 from carmad.core.state import State

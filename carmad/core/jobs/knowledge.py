@@ -1,5 +1,7 @@
-"""What is known about jobs: measurements, reports, earlier runs, and predictions from these. New
-knowledge about a job is returned as a new version of it."""
+"""What is known about jobs: estimates, measurements, reports, earlier runs, and predictions from
+these; and how a job ends, from which the jobs that wait learn.
+
+New knowledge about a job is a new version of it: functions called `with_…` return one."""
 
 from __future__ import annotations
 

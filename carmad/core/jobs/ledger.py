@@ -1,4 +1,4 @@
-"""The live jobs, indexed by id, by position in the queue, and by the GPUs they hold."""
+"""The live jobs, indexed by id, by place in line, and by the GPUs they hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import Ended, JobsById, Outcome, among, part
-from carmad.core.rules.share import (
-    Rates,
-    Standing,
-)
+from carmad.core.rules.share import Rates, Standing
 
 CPUS, MEMORY = "cpus", "host_memory_mib"  # fields of `JobSpec`
 K = TypeVar("K")

@@ -1,4 +1,4 @@
-"""The queue: its order, and what keeps a job from being shown to the policy at all.
+"""What keeps a queued job from being shown to the policy at all: quotas, among others.
 
 Jobs may ask for a part of the host's CPUs and memory. The first job of each line, of those for GPUs
 and of those for CPUs alone, keeps what it wants free until it starts: otherwise small jobs could
@@ -17,13 +17,7 @@ from itertools import islice
 from carmad.config import Host, Limits
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.ledger import (
-    CPUS,
-    MEMORY,
-    Held,
-    asks_for_host,
-    place_in_line,
-)
+from carmad.core.jobs.ledger import CPUS, MEMORY, Held, asks_for_host, place_in_line
 from carmad.core.jobs.spec import After, JobSpec, Owner
 from carmad.core.placing.decision import Reason
 from carmad.core.rules.limits import DAYS, DEFAULT, Limit, Period, Subject, default_limit, limit_of

@@ -1,8 +1,7 @@
-"""Suspending a running job, and what comes of it: whether it can be, what that costs, and how its
-attempt goes on.
+"""Suspending a running job, and what comes of it. Whether it can be says `control`.
 
 A suspended job keeps its processes and its place on the host, and waits in line for GPUs like any
-other job; policies place it, and the hard rules say where it can return (`admission`). It is held
+other job; policies place it, and the hard rules say where it can return (`view`). It is held
 while its owner wants it suspended.
 """
 

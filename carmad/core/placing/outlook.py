@@ -1,4 +1,6 @@
-"""Foresees when jobs would start and end, for their owners; policies do not use it.
+"""How long a job will still run, and what is known of that: the one answer for promises, forecasts
+and words. From this follows when jobs would start and end, for their owners; policies do not use
+that.
 
 List scheduling: waiting jobs take, in queue order, the GPUs that are free first, and running jobs
 release theirs when they are expected to end; a shared GPU takes the next job once it has settled. A

@@ -1,4 +1,8 @@
-"""The view of the server on which policies base their decisions."""
+"""What policies see, and the hard rules: which GPUs a job may be placed on at all. Policies choose
+only among those.
+
+A rule sees only a job's `Demand`, so equal demands get their verdicts only once.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,7 @@ def can_be_suspended(job: Job, settings: Settings) -> bool:
 
 
 def can_fill(job: Job, settings: Settings, now: float) -> bool:
-    """Whether the job may start before its turn, as a filler (see `core.placing.filling`): it is to
+    """Whether the job may start before its turn, as a filler (see `placer`): it is to
     be expected that it can then leave at any time. Jobs of several GPUs mostly talk by NCCL, which
     cannot be locked; one that may not be queued again could not leave before its first kernel."""
     its = job.current

@@ -1,4 +1,10 @@
-"""What administrators set, and users book: limits of users and groups, and reservations of GPUs."""
+"""Limits of users and groups, and reservations: GPUs kept for some users for a time, or for nobody,
+which is maintenance. A booking is a reservation that a user made.
+
+The GPUs are chosen when the reservation is made. So the rule for a job is about one GPU at a time,
+and `carma gpus` can say today what happens on Monday; a number of GPUs, bound as late as possible,
+could do neither.
+"""
 
 from __future__ import annotations
 

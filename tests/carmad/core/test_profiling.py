@@ -13,24 +13,8 @@ from carmad.core.gpus.gpu import GpuSample
 from carmad.core.gpus.readings import UsageProfiler
 from carmad.core.gpus.slowdown import beside, load, with_company
 from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode, ProfilingRun
-from carmad.core.jobs.findings import (
-    Estimate,
-    Indicator,
-    Prediction,
-    Profile,
-    StageTimes,
-    StepTime,
-)
-from carmad.core.jobs.history import (
-    BIN_S,
-    BINS,
-    ENOUGH_VOTERS,
-    PER_KIND,
-    RUNS,
-    History,
-    Past,
-    past,
-)
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, StageTimes, StepTime
+from carmad.core.jobs.history import BIN_S, BINS, ENOUGH_VOTERS, PER_KIND, RUNS, History, Past, past
 from carmad.core.jobs.knowledge import with_shared_profiles
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.states import JobState

@@ -15,11 +15,7 @@ from carmad.core.jobs.line import Quotas
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.placing.decision import Reason
-from carmad.core.rules.limits import (
-    DEFAULT,
-    Limit,
-    limit_of,
-)
+from carmad.core.rules.limits import DEFAULT, Limit, limit_of
 from carmad.core.rules.share import DAY_S, Account, Shares
 from carmad.replay import reproduce
 from carmad.store import journal
