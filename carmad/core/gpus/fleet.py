@@ -65,6 +65,12 @@ class Fleet:
         self._nodes, self.node_of = by_node(views)
         self.look_again()
 
+    def reconfigure(self, settings: Settings) -> None:
+        """These settings count from now on, also in windows that began with others."""
+        for window in self._windows.values():
+            window.monitor, window.weights = settings.monitor, settings.risk
+        self.look_again()
+
     def note_silent(self, gpus: Iterable[tuple[GpuId, str]]) -> None:
         """These, and no others, have no readings now, for the reasons given."""
         self._outdated.update(self._silent)

@@ -232,8 +232,8 @@ class Window:
     """
 
     def __init__(self, monitor: Monitor, weights: Risk) -> None:
-        self._monitor = monitor
-        self._weights = weights
+        self.monitor = monitor
+        self.weights = weights
         self._samples: deque[tuple[GpuSample, float]] = deque()
         self.since: float | None = None  # start of the readings without a gap
 
@@ -249,20 +249,20 @@ class Window:
     @property
     def recent(self) -> Recent:
         """A snapshot of the samples."""
-        return Recent(self._samples, self._monitor, self._weights)
+        return Recent(self._samples, self.monitor, self.weights)
 
     @property
     def score(self) -> Score:
         return self.recent.score
 
     def add(self, sample: GpuSample) -> None:
-        last, seconds = self.last, self._monitor.period_s
-        if last is None or sample.at - last.at > self._monitor.stale_s:
+        last, seconds = self.last, self.monitor.period_s
+        if last is None or sample.at - last.at > self.monitor.stale_s:
             self.since = sample.at
         else:
             seconds = sample.at - last.at
         self._samples.append((sample, seconds))
-        while self._samples[0][0].at <= sample.at - self._monitor.window_s:
+        while self._samples[0][0].at <= sample.at - self.monitor.window_s:
             self._samples.popleft()
 
 

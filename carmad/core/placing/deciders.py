@@ -34,7 +34,7 @@ def on_reconfigured(state: State, event: Reconfigured) -> None:
     state.settings = new
     state.ledger.rerank()  # `limits.preemption` says whether jobs at a terminal go first
     state.shares.reconfigure(new.fairness, event.at)
-    state.fleet.look_again()
+    state.fleet.reconfigure(new)
 
 
 def forget_policy(state: State) -> None:
