@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from typing import get_args
 
 import pytest
 
@@ -24,6 +25,7 @@ from carmad.core.messages import (
     DrainRequested,
     Estimated,
     EstimateMemory,
+    Event,
     Exited,
     HoldRequested,
     Noticed,
@@ -39,7 +41,7 @@ from carmad.core.messages import (
 )
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.rules.limits import Reservation
-from carmad.core.scheduler import Scheduler
+from carmad.core.scheduler import HANDLERS, Scheduler
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from policies import baselines, builtin
 from recovery import ladder
@@ -1617,3 +1619,7 @@ def test_a_stop_of_the_daemon_saves_what_was_measured():
     server.tell(Closing(server.now))
     assert server.job(id).usage == server.scene.usage[id]
     assert server.job(id).usage.energy_j == pytest.approx(1000)
+
+
+def test_every_event_has_a_handler() -> None:
+    assert HANDLERS.keys() == set(get_args(Event))
