@@ -55,10 +55,8 @@ class Plans:
 
 
 class State:
-    """`settings` stand here only, and are read at each use: `Reconfigured` replaces them.
-
-    The fields after `plans` are what the present step has collected.
-    """
+    """`settings` stand here only, and are read at each use: `Reconfigured` replaces them. What the
+    present step collects, `begin_step` forgets."""
 
     def __init__(
         self,
