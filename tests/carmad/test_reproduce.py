@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from carmad.core.messages import Event
-from carmad.core.scheduler import Scheduler
+from carmad.core.messages import Estimated, Event
+from carmad.core.scheduler import HANDLERS
+from carmad.core.state import State
 from carmad.errors import CarmaError
 from carmad.replay import reproduce
 from carmad.store import journal
@@ -127,10 +128,10 @@ def test_the_command_says_whether_a_journal_is_made_again(
 def test_a_core_that_raises_is_a_difference(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, one of another version."""
 
-    def refuse(core: Scheduler, event: Event) -> None:
+    def refuse(state: State, event: Event) -> None:
         raise KeyError(f"at {event.at}")
 
-    monkeypatch.setattr(Scheduler, "_on_estimated", refuse)
+    monkeypatch.setitem(HANDLERS, Estimated, refuse)
     first = reproduce(segment).first
     assert first is not None
     assert first.error == f"KeyError('at {first.at}')"

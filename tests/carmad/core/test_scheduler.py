@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from typing import get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ from carmad.api import why
 from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.gpus.gpuview import NodeView
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import IllegalTransition, Retry, advance
@@ -23,6 +25,7 @@ from carmad.core.messages import (
     DrainRequested,
     Estimated,
     EstimateMemory,
+    Event,
     Exited,
     HoldRequested,
     Noticed,
@@ -37,9 +40,8 @@ from carmad.core.messages import (
     Wake,
 )
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
-from carmad.core.placing.view import NodeView
-from carmad.core.rules.reservations import Reservation
-from carmad.core.scheduler import Scheduler
+from carmad.core.rules.limits import Reservation
+from carmad.core.scheduler import HANDLERS, Scheduler
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from policies import baselines, builtin
 from recovery import ladder
@@ -404,7 +406,7 @@ def test_an_attempt_that_never_began_has_no_start_and_teaches_nothing():
     server.exit(id, Exit(Cause.LOST))
     job = server.last(id)
     assert (job.state, job.started_at, attempts_out(job)) == (S.CANCELLED, None, [])
-    assert not [*server.scheduler.history.runs], "it does not take 0 s"
+    assert not [*server.scheduler.state.history.runs], "it does not take 0 s"
 
 
 @pytest.mark.parametrize(
@@ -1028,7 +1030,7 @@ def test_a_multi_gpu_job_of_an_earlier_release_stays_alone():
     server = FakeServer(gpus=1, settings=Settings(collocation=Collocation(mps=True)))
     first = server.submit()
     settled(server, first)
-    server.scheduler._ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
+    server.scheduler.state.ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
     assert server.why(server.submit())[0] == {0: ["exclusive"]}
 
 
@@ -1617,3 +1619,7 @@ def test_a_stop_of_the_daemon_saves_what_was_measured():
     server.tell(Closing(server.now))
     assert server.job(id).usage == server.scene.usage[id]
     assert server.job(id).usage.energy_j == pytest.approx(1000)
+
+
+def test_every_event_has_a_handler() -> None:
+    assert HANDLERS.keys() == set(get_args(Event))

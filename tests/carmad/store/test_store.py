@@ -33,22 +33,13 @@ from sqlalchemy import Connection, create_engine, text
 
 from carma_testing import changed
 from carmad.config import Retention
-from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.gpu import Drain, GpuSample
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import (
-    CancelRequested,
-    Drain,
-    Event,
-    Measured,
-    Sampled,
-    Step,
-    Submitted,
-    Tick,
-)
+from carmad.core.messages import CancelRequested, Event, Measured, Sampled, Step, Submitted, Tick
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
