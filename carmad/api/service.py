@@ -24,7 +24,6 @@ from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.tasks import among
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
-from carmad.core.rules.quota import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower, SubmissionCheck
@@ -219,10 +218,6 @@ class Service(Follower):
         """Make sure that the tally has been started."""
         if not self.tally.begun:
             await self.ask(self.tally.begin)
-
-    def limit_of(self, owner: Owner) -> Limit:
-        """The limit that applies to the user; call `ready` first."""
-        return limit_of(owner, self.tally.limits, self.settings.limits)
 
 
 async def _wait_for(future: Future[T], hint: str) -> T:
