@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TypeVar, cast
 
 from pydantic_core import to_json
@@ -22,30 +23,11 @@ from carmad.core.jobs.tasks import ids_of, overlap, part
 from carmad.core.placing.decision import Reason
 from carmad.errors import CarmaError
 from carmad.options import COMMA
+from carmad.states import CODES, HELD, NEW, RETRIED, named_by
 
 T = TypeVar("T")
 
 SCHEMA = 1  # raised when a field changes its meaning or goes away
-
-CODES = {
-    JobState.PENDING: "PD",
-    JobState.QUEUED: "PD",
-    JobState.STARTING: "CF",  # Slurm's CONFIGURING; its ST is STOPPED
-    JobState.RUNNING: "R",
-    JobState.SUSPENDING: "SG",
-    JobState.SUSPENDED: "S",
-    JobState.RESUMING: "RG",
-    JobState.STOPPING: "CG",
-    JobState.SUCCEEDED: "CD",
-    JobState.FAILED: "F",
-    JobState.CANCELLED: "CA",
-    JobState.TIMED_OUT: "TO",
-    JobState.OUT_OF_MEMORY: "OOM",
-}
-STATES = {state.value: frozenset({state}) for state in JobState} | {
-    code.lower(): frozenset(state for state, its in CODES.items() if its == code)
-    for code in CODES.values()
-}
 
 MAX_IDS = 10_000
 MAX_SPANS = 256  # each is looked at for every job there is
@@ -109,11 +91,11 @@ def with_labels(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
 
 
 def state_code(job: Job) -> str:
-    if job.state in (JobState.PENDING, JobState.QUEUED):
+    if job.state in NEW:
         if job.held:
-            return "H"
+            return HELD
         if job.retry is not None:
-            return "RQ"
+            return RETRIED
     return CODES[job.state]
 
 
@@ -121,11 +103,11 @@ def parse_states(text: str | None) -> frozenset[JobState] | None:
     """Parse `running,queued`, or the codes in listings: `R,PD`."""
     if not text:
         return None
-    words = text.lower().split(",")
-    if unknown := [word for word in words if word not in STATES]:
-        names = ", ".join(state.value for state in JobState)
-        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", f"Job states: {names}.")
-    return frozenset().union(*(STATES[word] for word in words))
+    found = {word: named_by(word) for word in text.lower().split(",")}
+    if unknown := [word for word, states in found.items() if not states]:
+        hint = f"Job states: {', '.join(CODES)}."
+        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", hint)
+    return frozenset(map(JobState, chain.from_iterable(found.values())))
 
 
 @dataclass(frozen=True, slots=True)
