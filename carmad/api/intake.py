@@ -71,6 +71,9 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
         if body.unless_running is not None:  # of two at once, one comes first
             await held.enter_async_context(service.naming[call.peer.owner])
         asked = await read(call, body)
+        if body.interactive and call.pid:
+            spec = await run_in_threadpool(_by_process, service, asked.spec, call.pid)
+            asked = replace(asked, spec=spec)
         if asked.spec.runner and (known := _same(asked)):
             ids = range(known, known + 1)
         else:
@@ -104,8 +107,6 @@ async def read(call: Call, body: SubmitIn) -> Submission:
     awaited = await find_awaited(call, body.after, scene) if scene and body.after else ()
     tally, env_exclude = service.tally, service.settings.submit.env_exclude
     spec = job_spec(body, peer, awaited, tally.gpus, tally.unread, env_exclude)
-    if body.interactive and call.pid and not body.dry_run:
-        spec = await run_in_threadpool(_by_process, service, spec, call.pid)
     return Submission(at, body, spec, array_tasks(body.array), awaited, scene)
 
 

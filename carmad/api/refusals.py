@@ -42,8 +42,8 @@ class NoRoom(Conflict):
 
 
 def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
-    """Raises the CarmaError of the first check that fails. `jobs`: those that would be stored; none
-    are of a rehearsal, which needs no room.
+    """Raises the CarmaError of the first check that fails. `jobs`: those that would be stored; a dry
+    run and an estimate have none, and need no room. An estimate may be asked for while it runs.
 
     Until the caller's next `await`, no other request can use up the quota.
     """
@@ -62,7 +62,7 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     if asked.scene:
         if spec.urgent:
             within_the_budget(peer, asked.scene)
-        if asked.body.unless_running is not None:
+        if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
             is_alone(spec, asked.scene)
     if not tally.unread:
         fits_the_server(spec, tally.gpus)

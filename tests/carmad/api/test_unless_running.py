@@ -60,6 +60,12 @@ def test_it_counts_whoever_has_the_name_waiting_held_or_as_an_array(daemon: Daem
     assert submit(daemon)[0] == 201
 
 
+def test_an_estimate_may_be_asked_for_while_it_runs(daemon: Daemon) -> None:
+    assert submit(daemon, held=True)[0] == 201
+    assert daemon.call("POST", "/v1/estimate", NIGHTLY)[0] == 200
+    assert submit(daemon, dry_run=True)[0] == 409
+
+
 def test_another_name_is_an_error(daemon: Daemon) -> None:
     status, said = submit(daemon, name="daily")
     assert status == 400 and "two names" in said["error"]
