@@ -94,7 +94,9 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
         "warnings": notes,
     }
     if body.deadline_at is not None:
-        out["outlook"] = await foresee(service, first)
+        scene = await service.scene()
+        job = scene.live.get(first)
+        out["outlook"] = await run_in_threadpool(outlook_out, job, scene) if job else None
     return answer(out, 201)
 
 
@@ -103,7 +105,7 @@ async def read(call: Call, body: SubmitIn) -> Submission:
     service, peer, at = call.service, call.peer, call.service.now()
     await service.ready()
     others = body.after or body.urgent or body.unless_running is not None or body.interactive
-    scene = await service.scene() if others else None
+    scene = await service.scene(settled=True) if others else None
     awaited = await find_awaited(call, body.after, scene) if scene and body.after else ()
     tally, env_exclude = service.tally, service.settings.submit.env_exclude
     spec = job_spec(body, peer, awaited, tally.gpus, tally.unread, env_exclude)
@@ -115,7 +117,7 @@ async def find_awaited(call: Call, after: Sequence[AfterIn], scene: Scene) -> li
 
     def find(label: str, kind: AfterKind) -> Awaited:
         jobs = resolve(call.service.store, call.peer, parse_selection(label), scene)
-        return Awaited(label, kind, jobs)
+        return label, kind, jobs
 
     wanted = list(dict.fromkeys((one.job, AfterKind(one.kind)) for one in after))
     return await run_in_threadpool(lambda: [find(*each) for each in wanted])
@@ -194,14 +196,6 @@ def _same(asked: Submission) -> JobId | None:
 
     jobs = asked.scene.live.rows.items() if asked.scene else ()
     return next((id for id, job in jobs if run(job.spec) == run(asked.spec)), None)
-
-
-async def foresee(service: Service, id: JobId) -> OutlookOut | None:
-    """Whether a job that was just submitted will meet its deadline, as if it were queued now."""
-    now = service.now()
-
-    job, scene = await service.ask(lambda core: (core.jobs.get(id), core.snapshot(now)))
-    return await run_in_threadpool(outlook_out, job, scene) if job else None
 
 
 async def rehearse(

@@ -71,16 +71,19 @@ class JobGpuOut(TypedDict):
 
 
 class MemoryOut(TypedDict):
-    declared_mib: int | None  # 0: what earlier runs used (--gpu-mem auto)
-    estimate_mib: int | None
-    estimate_low: int | None
-    estimate_high: int | None
-    estimate_source: str | None
-    used_mib: int | None
-    peak_mib: int | None  # None: not measured
+    # 0: what earlier runs used (--gpu-mem auto).
+    declared_mib: Annotated[int | None, lambda it: it.spec.memory_mib]
+    estimate_mib: Annotated[int | None, lambda it: getattr(it.job.estimate, "mib", None)]
+    estimate_low: Annotated[int | None, lambda it: getattr(it.job.estimate, "low", None)]
+    estimate_high: Annotated[int | None, lambda it: getattr(it.job.estimate, "high", None)]
+    estimate_source: Annotated[str | None, lambda it: getattr(it.job.estimate, "source", None)]
+    used_mib: Annotated[
+        int | None, lambda it: it.scene.memory_mib(it.job.id) if it.job.holds_gpus else None
+    ]
+    peak_mib: Annotated[int | None, lambda it: it.usage.peak_mib or None]  # None: not measured
     # What the driver guarantees it on each of its GPUs, and lets it use at most: the least of them.
-    guaranteed_mib: NotRequired[int]
-    most_mib: NotRequired[int]
+    guaranteed_mib: NotRequired[Annotated[int | None, lambda it: _least(it.job, "guaranteed_mib")]]
+    most_mib: NotRequired[Annotated[int | None, lambda it: _least(it.job, "most_mib")]]
 
 
 class NeedOut(TypedDict):
@@ -215,7 +218,7 @@ class OutlineOut(TypedDict):
     started_at: str | None
     ended_at: NotRequired[str | None]  # an older carmad does not tell it of others' jobs
     elapsed_s: Annotated[float, lambda it: _elapsed_s(it.job, it.scene.now)]
-    memory: Annotated[MemoryOut, lambda it: _memory(it)]
+    memory: Annotated[MemoryOut, lambda it: pick(MemoryOut, it)]
     # How long it has held its GPUs without a kernel, if for long; an older carmad does not tell it.
     kernelless_s: NotRequired[Annotated[float | None, lambda it: _kernelless_s(it)]]
 
@@ -391,23 +394,9 @@ def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list
     ]
 
 
-def _memory(it: _Shown) -> MemoryOut:
-    job, estimate = it.job, it.job.estimate
-    limits = job.memory_limits if job.holds_gpus else ()
-    out: MemoryOut = {
-        "declared_mib": job.spec.memory_mib,
-        "estimate_mib": estimate.mib if estimate else None,
-        "estimate_low": estimate.low if estimate else None,
-        "estimate_high": estimate.high if estimate else None,
-        "estimate_source": estimate.source if estimate else None,
-        "used_mib": it.scene.memory_mib(job.id) if job.holds_gpus else None,
-        "peak_mib": it.usage.peak_mib or None,
-    }
-    if guaranteed_mib := min((its.guaranteed_mib for its in limits), default=0):
-        out["guaranteed_mib"] = guaranteed_mib
-    if most := [its.most_mib for its in limits if its.most_mib is not None]:
-        out["most_mib"] = min(most)
-    return out
+def _least(job: Job, limit: str) -> int | None:
+    found = [getattr(its, limit) for its in job.memory_limits] if job.holds_gpus else []
+    return min((mib for mib in found if mib is not None), default=None) or None
 
 
 def _elapsed_s(job: Job, now: float) -> float:

@@ -42,8 +42,8 @@ class NoRoom(Conflict):
 
 
 def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
-    """Raises the CarmaError of the first check that fails. `jobs`: those that would be stored; a dry
-    run and an estimate have none, and need no room. An estimate may be asked for while it runs.
+    """Raises the CarmaError of the first check that fails. `jobs`: those that would be stored: a
+    dry run and an estimate need no room. An estimate may be asked for while it runs.
 
     Until the caller's next `await`, no other request can use up the quota.
     """
@@ -243,20 +243,19 @@ def within_the_budget(peer: Peer, scene: Scene) -> None:
 
 
 def may_wait_for(peer: Peer, awaited: Iterable[Awaited]) -> None:
-    for each in awaited:
-        if not each.jobs:
-            raise CarmaError(f"there is no job {each.label} to wait for", "See `carma queue`.")
-        for job in each.jobs:
+    for named, kind, jobs in awaited:
+        if not jobs:
+            raise CarmaError(f"there is no job {named} to wait for", "See `carma queue`.")
+        for job in jobs:
             if job.spec.owner != peer.owner and not peer.admin:
                 raise Forbidden(
-                    f"job {each.label} is not yours, so your job cannot depend on it",
+                    f"job {named} is not yours, so your job cannot depend on it",
                     "Name your own jobs.",
                     code="not_yours",
                 )
-            if job.ended and not each.kind.accepts(job.state):
+            if job.ended and not kind.accepts(job.state):
                 raise CarmaError(
-                    f"job {label(job)} has already ended as {job.state}:"
-                    f" {each.kind} can never be met",
+                    f"job {label(job)} has already ended as {job.state}: {kind} can never be met",
                     "Leave the dependency out, or requeue that job first.",
                 )
 

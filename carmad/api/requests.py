@@ -73,6 +73,9 @@ OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its nam
 
 NO_ID = JobId(0)
 
+# What a submission waits for: as it is named, when that is met, and which jobs it is, if any.
+Awaited = tuple[str, AfterKind, Sequence[Job]]
+
 
 def _unix(text: object) -> float:
     if not isinstance(text, str):
@@ -343,18 +346,9 @@ def array_tasks(array: ArrayIn | None) -> tuple[ArrayTask | None, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """The jobs that a submission names as those to wait for."""
-
-    label: str
-    kind: AfterKind
-    jobs: Sequence[Job]  # none: there is no such job
-
-
 def unmet(awaited: Iterable[Awaited]) -> tuple[After, ...]:
     """Each of the jobs, except those that are met already."""
-    waits = ((each.kind, job) for each in awaited for job in each.jobs if not job.ended)
+    waits = ((kind, job) for _, kind, jobs in awaited for job in jobs if not job.ended)
     found = (After(one.id, kind, label(one)) for kind, job in waits for one in singly([job]))
     return tuple(dict.fromkeys(found))
 

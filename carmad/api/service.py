@@ -189,10 +189,11 @@ class Service(Follower):
         hint = "It may have been done all the same: check with `carma queue`."
         await _wait_for(self.inbox.request(*events, user=user, weight=weight), hint)
 
-    async def scene(self) -> Scene:
-        """The scene of the last step, or of a moment ago, shared by all requests until the next."""
+    async def scene(self, settled: bool = False) -> Scene:
+        """The scene of the last step, or of a moment ago, shared by all requests until the next.
+        `settled`: with what is in the inbox now."""
         scene = self._scene
-        if scene is None or self.now() - scene.now > FRESH_S:
+        if scene is None or settled or self.now() - scene.now > FRESH_S:
             scene = await self.ask(self._capture)
         self.rows.keep(scene.live)
         return scene

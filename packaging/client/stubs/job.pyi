@@ -111,8 +111,8 @@ class MemoryOut(TypedDict):
     estimate_source: str | None
     used_mib: int | None
     peak_mib: int | None
-    guaranteed_mib: NotRequired[int]
-    most_mib: NotRequired[int]
+    guaranteed_mib: NotRequired[int | None]
+    most_mib: NotRequired[int | None]
 
 class LayoutOut(TypedDict):
     stages: list[StageOut]
