@@ -15,7 +15,8 @@ from carma_client import Problem, requests
 from carma_client.client import Client
 from carma_client.function import call_each, outcome, submit_calls
 from carma_client.steps import run
-from carma_client.transport import ENDED, TIMEOUT_S, WAITING, patiently
+from carma_client.transport import TIMEOUT_S, patiently
+from carmad.states import ENDED, NEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -223,7 +224,7 @@ class Executor(futures.Executor):
         """The labels of those that had not started, and were cancelled."""
         client = self._client
         try:
-            queued = {job["label"] for job in client.jobs(labels) if job["state"] in WAITING}
+            queued = {job["label"] for job in client.jobs(labels) if job["state"] in NEW}
             with contextlib.suppress(Problem):  # another one may have ended since
                 client.cancel(*sorted(queued))
                 return queued
@@ -252,7 +253,7 @@ class Executor(futures.Executor):
                     if label in self._cancelling or label not in self._pending:
                         continue
                     if label not in ended:
-                        if jobs[label]["state"] not in WAITING:
+                        if jobs[label]["state"] not in NEW:
                             self._pending[label]._begin()
                         continue
                     future = self._pending.pop(label)

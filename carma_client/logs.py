@@ -17,8 +17,9 @@ from collections import deque
 from carma_client import Refused
 from carma_client.requests import job_path
 from carma_client.steps import Found, Sleep
-from carma_client.transport import ENDED, patiently
+from carma_client.transport import patiently
 from carmad.readable import clean
+from carmad.states import ENDED, NEW
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def tail(path: str, job: Any, lines: int) -> Tail:
 
 def has_log(job: Any) -> bool:
     """Whether the job has begun to run, which creates its log."""
-    return job["started_at"] is not None and job["state"] not in ("pending", "queued", "starting")
+    return job["started_at"] is not None and job["state"] not in NEW | {"starting"}
 
 
 def unreadable(path: str, job: Any, error: Exception) -> str:

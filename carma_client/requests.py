@@ -11,7 +11,8 @@ import time
 from carma_client import Problem, Refused, Unreachable, transport
 from carma_client.limits import soft_limits
 from carma_client.steps import Found, Receive, Send, Sleep
-from carma_client.transport import ENDED, TIMEOUT_S, patiently
+from carma_client.transport import TIMEOUT_S, patiently
+from carmad.states import ENDED
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:

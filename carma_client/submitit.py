@@ -22,9 +22,9 @@ from submitit.core.utils import DelayedSubmission, FailedSubmissionError, JobPat
 
 from carma_client import Client, submitit_job
 from carma_client.submitit_job import CarmaJobEnvironment
-from carma_client.transport import ENDED
 from carmad.options import PLAIN
 from carmad.paths import socket_path
+from carmad.states import ENDED
 
 # Options of a job that submitit has no word for: `carma_memory_mib` and so on.
 OWN = frozenset(PLAIN) - {"gpus", "cpus", "host_memory_mib", "stderr"}

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     Parts = list[bytes]  # a long text is never put together
     Answer = tuple[int, float | None, Parts]  # status, in how many seconds to retry, and body
 
-WAITING = frozenset({"pending", "queued"})
-ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
 TIMEOUT_S = 30.0
 BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
 RESTARTED_WITHIN_S = 120.0  # a daemon that is upgraded may have to copy its database

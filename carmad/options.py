@@ -47,8 +47,8 @@ COMMA = r",(?![^\[]*\])"
 EXIT_CODE = "(?:[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
 
 # Until when `carma update` may change an option.
-WAITING = "waiting"
-RUNNING = "running"
+UNTIL_START = "start"
+UNTIL_END = "end"
 
 
 class Option:
@@ -83,7 +83,7 @@ class Option:
         self.show = show  # its label in `carma show`; "": another line has the value already
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
-        self.change = change  # `WAITING`, `RUNNING`; "": it cannot be changed
+        self.change = change  # `UNTIL_START`, `UNTIL_END`; "": it cannot be changed
 
     @property
     def flag(self) -> str:
@@ -144,7 +144,7 @@ class JobOptions:
         metavar="LIST",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9.|&-]{0,127}$",
         show="GPUs with",
-        change=WAITING,
+        change=UNTIL_START,
         help="what the GPUs must be: words of their name and their least size, joined by & (all"
         " hold) or | (alternatives), such as 'a100&80g' or 'rtx3090|rtx4090'",
     )
@@ -157,7 +157,7 @@ class JobOptions:
         pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
         memory=False,
         show="on GPUs",
-        change=WAITING,
+        change=UNTIL_START,
         help="use no other GPUs than these, by their numbers in `carma gpus`",
     )
     not_on: str | None = option(
@@ -169,7 +169,7 @@ class JobOptions:
         pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
         memory=False,
         show="not on GPUs",
-        change=WAITING,
+        change=UNTIL_START,
         help="do not use these GPUs",
     )
     memory_mib: int | None = option(
@@ -180,7 +180,7 @@ class JobOptions:
         metavar="SIZE",
         ge=AUTO_MIB,
         le=MAX_MIB,
-        change=WAITING,
+        change=UNTIL_START,
         help="peak memory on each GPU, such as 12G or 900M; auto: what earlier runs of the same job"
         " used, with a margin; estimated if not given",
     )
@@ -229,7 +229,7 @@ class JobOptions:
         default=False,
         section=RESOURCES,
         memory=False,
-        change=WAITING,
+        change=UNTIL_START,
         help="do not share the job's GPUs with other jobs",
     )
     time_limit_s: float | None = option(
@@ -242,7 +242,7 @@ class JobOptions:
         gt=0,
         le=MAX_TIME_S,
         memory=False,
-        change=RUNNING,
+        change=UNTIL_END,
         help="stop the job after this time: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
     )
     warn = option(
@@ -265,7 +265,7 @@ class JobOptions:
         le=MAX_TIME_S,
         memory=False,
         show="expected time",
-        change=WAITING,
+        change=UNTIL_START,
         help="expected run time, for policies that start short jobs first; not a limit",
     )
     deadline_at: float | None = option(
@@ -275,7 +275,7 @@ class JobOptions:
         read="deadline",
         metavar="WHEN",
         memory=False,
-        change=WAITING,
+        change=UNTIL_START,
         help="finish by this time, for policies that plan for deadlines: 8h (from now), 22:30 or"
         " 2026-11-22T08:00; the job is not killed",
     )
@@ -336,7 +336,7 @@ class JobOptions:
         read="array",
         metavar="LIST",
         memory=False,
-        change=RUNNING,  # its limit
+        change=UNTIL_END,  # its limit
         help="submit one job for each index: 0-15, 0-15:4 or 1,3,7; %N runs at most N at a time",
     )
     after = option(
@@ -347,7 +347,7 @@ class JobOptions:
         read="dependency",
         metavar="LIST",
         memory=False,
-        change=WAITING,
+        change=UNTIL_START,
         help="wait for other jobs: afterok:ID[:ID],afterany:ID,afternotok:ID; all must be met",
     )
     begin_at: float | None = option(
@@ -359,7 +359,7 @@ class JobOptions:
         metavar="TIME",
         memory=False,
         show="begins after",
-        change=WAITING,
+        change=UNTIL_START,
         help="do not start before this time: now+2h, 22:30 or 2026-11-20T22:30",
     )
     held = option(
@@ -390,7 +390,7 @@ class JobOptions:
         le=MAX_NICE,
         memory=False,
         show="nice",
-        change=WAITING,
+        change=UNTIL_START,
         help="yield to jobs with a lower N (default 0)",
     )
     urgent: bool = option(
@@ -411,7 +411,7 @@ class JobOptions:
         read="not_empty",
         metavar="NAME",
         memory=False,
-        change=WAITING,
+        change=UNTIL_START,
         help="name of the job in the queue",
     )
     stdout = option(
@@ -460,7 +460,7 @@ class JobOptions:
         section=RUN,
         memory=False,
         show="requeue",
-        change=RUNNING,
+        change=UNTIL_END,
         help="let CARMA restart the job after a reboot or a preemption (default)",
     )
     retry_on: str | None = option(
@@ -472,7 +472,7 @@ class JobOptions:
         pattern=rf"^{EXIT_CODE}(,{EXIT_CODE}){{0,63}}$",
         memory=False,
         show="retries on",
-        change=RUNNING,
+        change=UNTIL_END,
         help="run the job again if it ends with one of these exit codes, such as 75,137 (128+N:"
         " ended by signal N); at most twice, unless the server's settings say otherwise",
     )
@@ -482,7 +482,7 @@ class JobOptions:
         section=RUN,
         memory=False,
         show="requeue ok",
-        change=RUNNING,
+        change=UNTIL_END,
         help="where the job cannot be suspended to make room for others, it may be ended instead,"
         " and started again later",
     )
@@ -519,7 +519,7 @@ class JobOptions:
         pattern=r"^[^\x00-\x1f\x7f]{1,1024}$",
         memory=False,
         show="comment",
-        change=RUNNING,
+        change=UNTIL_END,
         help="words to find the job by; everybody who sees the job sees them",
     )
     idle_ok: str | None = option(
@@ -531,7 +531,7 @@ class JobOptions:
         pattern=r"^[^\x00-\x1f\x7f]{1,200}$",
         memory=False,
         show="may idle",
-        change=RUNNING,
+        change=UNTIL_END,
         help="why the job may hold its GPUs without using them: it is neither warned nor suspended"
         " for that; everybody who sees the job sees the reason",
     )

@@ -17,9 +17,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from carma_client.transport import ENDED
 from carmad.added import take_back
 from carmad.errors import CarmaError
+from carmad.states import ENDED, NEW
 from cli import client, relay
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, note, report
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-WAITING = ("pending", "queued")
 LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S, SUSPENDABLE_S = 60.0, 10.0  # how often to look for news of the running job
 USE_S = 1.0  # and for its use, while it is suspended
@@ -135,7 +134,7 @@ def _await_place(label: str, say: Any) -> dict[str, Any]:
     look_s = 0.5  # most jobs start at once
     while True:
         job = _despite(partial(_wait, label, look_s, start=True), absent)
-        if job["state"] not in WAITING:
+        if job["state"] not in NEW:
             return job
         news = job["reason"], job["position"]
         if news != said:
@@ -272,7 +271,7 @@ def _settle(label: str, attempt: int, repeatable: bool, told: list[str], say: An
     try:
         job = _over(label, attempt) if repeatable else _wait(label, ENDS_WITHIN_S)
         _tell_notes(job, told, say)
-        if repeatable and (job["state"] in WAITING or job["attempt"] != attempt):
+        if repeatable and (job["state"] in NEW or job["attempt"] != attempt):
             failures = job["failures"]
             why = failures[-1]["evidence"] if failures else "its GPUs were taken back"
             say(f"job {label} is run again: {why}")
@@ -293,7 +292,7 @@ def _over(label: str, attempt: int) -> dict[str, Any]:
     waited_s = 0.0
     while True:
         job = _despite(lambda: _wait(label, LOOK_OVER_S))
-        over = job["state"] in (*ENDED, *WAITING) or job["attempt"] != attempt
+        over = job["state"] in ENDED | NEW or job["attempt"] != attempt
         if over or waited_s > ENDS_WITHIN_S:
             return job
         waited_s += LOOK_OVER_S

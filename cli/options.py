@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carmad.states import CODES, HELD, NEW, RETRIED, named_by
 from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -55,22 +56,6 @@ def interval(text: str) -> float:
     return parse.interval(text)
 
 
-CODES = {
-    "pd": "pending,queued",
-    "h": "pending,queued",
-    "rq": "pending,queued",
-    "cf": "starting",
-    "r": "running",
-    "cg": "stopping",
-    "cd": "succeeded",
-    "f": "failed",
-    "ca": "cancelled",
-    "to": "timed_out",
-    "oom": "out_of_memory",
-}
-NAMES = tuple(dict.fromkeys(name for names in CODES.values() for name in names.split(",")))
-
-
 def selection(words: Sequence[str]) -> str:
     """`1 3 5-8` is the same as `1,3,5-8`."""
     return ",".join(words)
@@ -90,18 +75,20 @@ def states_of(text: str | None) -> tuple[str | None, frozenset[str]]:
     if text is None:
         return None, frozenset()
     if text == "all":
-        return ",".join(NAMES), frozenset()
-    states, codes = set(), set()
-    for word in text.lower().split(","):
-        if word not in CODES and word not in NAMES:
-            raise Usage(f"{word!r} is not a state", f"states: {', '.join(NAMES)}; or their codes")
-        states.update(CODES.get(word, word).split(","))
-        codes.update([word.upper()] if word in CODES else _codes_of(word))
+        return ",".join(CODES), frozenset()
+    states: set[str] = set()
+    codes: set[str] = set()
+    for word in text.split(","):
+        kind = word.upper()
+        named = NEW if kind in (HELD, RETRIED) else named_by(word)
+        if not named:
+            hint = f"states: {', '.join(CODES)}; or their codes"
+            raise Usage(f"{word.lower()!r} is not a state", hint)
+        states |= named
+        is_name = kind.lower() in CODES
+        codes |= {CODES[kind.lower()]} if is_name else {kind}
+        codes |= {HELD, RETRIED} if is_name and named <= NEW else set()
     return ",".join(sorted(states)), frozenset(codes)
-
-
-def _codes_of(state: str) -> list[str]:
-    return [code.upper() for code, states in CODES.items() if state in states.split(",")]
 
 
 def check(read: Callable[[str], Any], text: str | None) -> Any:

@@ -4,6 +4,7 @@ may ask for. Pure, like `cli.render`."""
 from __future__ import annotations
 
 from carmad.readable import clean
+from carmad.states import ENDED_CODES
 from cli.text import (
     NOTHING,
     Column,
@@ -238,7 +239,6 @@ def top_table(listed: Sequence[JobOut], room: int) -> Table:
 BAR_WIDTH = 10
 ROOM_FOR_ALL, ROOM_FOR_MORE = 60, 160
 ROOM_FOR_BARS = 110
-SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 MOST_ENDED = 5
 LEAST_ROWS = 3  # of jobs, however low the terminal
 TAKES_JOBS = ("ok", "settling")  # now, or after a while
@@ -273,9 +273,9 @@ def status(
 
 def split_ended(jobs: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut]]:
     """Of those that ended, the last few, the very last one first."""
-    ended = [job for job in jobs if job["code"] in SETTLED]
+    ended = [job for job in jobs if job["code"] in ENDED_CODES]
     ended.sort(key=lambda job: job.get("ended_at") or "", reverse=True)
-    return [job for job in jobs if job["code"] not in SETTLED], ended[:MOST_ENDED]
+    return [job for job in jobs if job["code"] not in ENDED_CODES], ended[:MOST_ENDED]
 
 
 def _section(

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from carma_client.transport import ENDED
 from carmad.installed import VERSION
+from carmad.states import ENDED
 from cli import client
 from cli.problems import Problem
 

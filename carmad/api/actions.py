@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pydantic import Field, StringConstraints, create_model
@@ -16,8 +16,8 @@ from carmad.accounts import barring
 from carmad.api import refusals
 from carmad.api.call import Call, Caller, answer, not_yours, resource
 from carmad.api.gpus import Ref, is_named
-from carmad.api.intake import dependencies
-from carmad.api.requests import MAX_VARIABLES, Body, EnvName, SubmitIn, Text, User
+from carmad.api.intake import find_awaited
+from carmad.api.requests import MAX_VARIABLES, Body, EnvName, SubmitIn, Text, User, unmet
 from carmad.api.rows import row_label
 from carmad.api.wire import SCHEMA, Selection, parse_selection
 from carmad.attempt.environment import lacking_note
@@ -311,7 +311,9 @@ async def _carry_out(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> l
     events, results = await run_in_threadpool(_judge, call, body, jobs, act)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
-        await refusals.require_room(call, again)
+        await call.service.ready()
+        check = partial(refusals.within_the_quota, call, again)
+        await refusals.once_settled(call.service, check)
     holding = {job.id for job in jobs if job.holds_gpus}
     stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}
     # Those that wait come first, or they would be started where others are stopped.
@@ -415,7 +417,9 @@ async def changes(
     refusals.may_be_nice(call.peer, body.nice if "nice" in names else 0)
     new: dict[str, Any] = {name: getattr(body, name) for name in names}
     if "after" in names:
-        new["after"] = await dependencies(call, body.after)
+        awaited = await find_awaited(call, body.after, await service.scene())
+        refusals.may_wait_for(call.peer, awaited)
+        new["after"] = unmet(awaited)
         refusals.few_waits(len(jobs), len(new["after"]))
     await service.ready()
     gpus, now = service.tally.gpus, service.now()

@@ -17,8 +17,9 @@ from typing_extensions import TypedDict
 from carmad import registry
 from carmad.api.call import Call, Caller, answer, disconnection, resource
 from carmad.api.guesses import EstimateIn, EstimatesOut, FitOut, estimates_out
-from carmad.api.intake import check, judge, trial
+from carmad.api.intake import judge, read, trial
 from carmad.api.reasons import reason_out, too_large, verdicts_out
+from carmad.api.refusals import refuse
 from carmad.api.wire import SCHEMA
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.spec import JobSpec, Owner
@@ -64,7 +65,9 @@ async def estimate(
 
     `chosen` is the estimate that would be used to place the job; `fits` uses the upper end of its
     interval."""
-    spec = await check(call, body)
+    asked = await read(call, body)
+    refuse(call, asked)
+    spec = asked.spec
     guesses, explained = await _ask_estimators(request, call, spec, body.within_s, explain)
     chosen = next((guess.answer for guess in guesses if guess.chosen), None)
     need = chosen if isinstance(chosen, Estimate) else None

@@ -18,11 +18,10 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from carmad.api.rows import row_label
-from carmad.api.wire import as_json, stamp, state_code
+from carmad.api.wire import as_json, pick, stamp, state_code
 from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.happenings import Happening, Kind, happenings, words
 from carmad.core.jobs.attempt import GpuId
-from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.edge import Follower
 from carmad.readable import gib
@@ -75,26 +74,14 @@ def event_out(
     if gpu is not None:
         out["gpu"] = {"id": gpu, "index": gpus[gpu].index if gpu in gpus else None}
     if job is not None:
-        out["job"] = _event_job(job, sees)
+        told = {"label": row_label([job]), "name": job.spec.name if sees else "-"}
+        out["job"] = pick(EventJobOut, job, user=job.spec.user, code=state_code(job), **told)
         if happening.count > 1:
             out["count"] = happening.count
         if sees and happening.cause is not None:
             out["cause"] = happening.cause.value
     out["text"] = words(happening, gpus, sees)
     return out
-
-
-def _event_job(job: Job, sees: bool) -> EventJobOut:
-    return {
-        "id": job.id,
-        "label": row_label([job]),
-        "user": job.spec.user,
-        "name": job.spec.name if sees else "-",
-        "state": job.state.value,
-        "code": state_code(job),
-        "attempt": job.attempt,
-        "gpus": list(job.gpus),
-    }
 
 
 class Entry:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 router = resource()
 MAX_GPU_HOURS = 1e9
-MAX_WAITING = 1_000_000_000
+MAX_JOBS = 1_000_000_000
 
 SubjectName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
 
@@ -100,7 +100,7 @@ class LimitIn(Body):
     gpus: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
     gpu_hours: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
     per: Period = "week"
-    jobs: Annotated[int, Field(ge=0, le=MAX_WAITING)] | None = None
+    jobs: Annotated[int, Field(ge=0, le=MAX_JOBS)] | None = None
     booking: Annotated[float, Field(ge=0, le=MAX_GPU_HOURS)] | None = None
     clear: bool = False
 

@@ -122,7 +122,7 @@ class Alone:
             raise CarmaError(explain_invalid(error.errors())) from None
         user, named = user_of(os.getuid())
         me = Peer(os.getuid(), os.getgid(), user, admin=False, named=named)
-        spec = job_spec(asked, me, (), ())
+        spec = job_spec(asked, me)
         settings = patient(Settings(), asked.within_s)
         return estimates_out(*ask_all(settings, self._experience.server(explain, abandoned), spec))
 

@@ -6,21 +6,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NamedTuple,
+    NotRequired,
+    cast,
+    get_type_hints,
+)
 
 from typing_extensions import TypedDict
 
 from carmad.api.outlook import OutlookOut
 from carmad.api.reasons import short, too_large
 from carmad.api.report import ReceiptOut
-from carmad.api.wire import iso, pick, stamp, state_code, with_labels
+from carmad.api.wire import Fields, fields, iso, pick, stamp, state_code, with_labels
 from carmad.core.gpus import idling
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs import recurrence
-from carmad.core.jobs.attempt import SILENT, Cause, Exit, GpuId, Suspension
-from carmad.core.jobs.findings import Estimate, Prediction, Profile, StageTimes, Usage
+from carmad.core.jobs.attempt import SILENT, Cause, GpuId
+from carmad.core.jobs.findings import StageTimes, Usage
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.layout import Layout, Stage
+from carmad.core.jobs.layout import Stage
 from carmad.core.jobs.spec import JobSpec, WarnSignal
 from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Placement, Reason
@@ -35,13 +43,12 @@ LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
 
 SLURM = "Slurm"  # an allocation of its has a name of its own in answers: `slurm_job`
 _NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash say it
-_ANSWERED = attrgetter(*ANSWERED)
-_TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
 
 class AfterOut(TypedDict):
     job: int
-    label: NotRequired[str]  # as people name it; 0.1 has none
+    # As people name it; 0.1 has none.
+    label: NotRequired[Annotated[str, lambda it: it.label or str(it.job)]]
     kind: str
 
 
@@ -64,22 +71,25 @@ class JobGpuOut(TypedDict):
 
 
 class MemoryOut(TypedDict):
-    declared_mib: int | None  # 0: what earlier runs used (--gpu-mem auto)
-    estimate_mib: int | None
-    estimate_low: int | None
-    estimate_high: int | None
-    estimate_source: str | None
-    used_mib: int | None
-    peak_mib: int | None  # None: not measured
+    # 0: what earlier runs used (--gpu-mem auto).
+    declared_mib: Annotated[int | None, lambda it: it.spec.memory_mib]
+    estimate_mib: Annotated[int | None, lambda it: getattr(it.job.estimate, "mib", None)]
+    estimate_low: Annotated[int | None, lambda it: getattr(it.job.estimate, "low", None)]
+    estimate_high: Annotated[int | None, lambda it: getattr(it.job.estimate, "high", None)]
+    estimate_source: Annotated[str | None, lambda it: getattr(it.job.estimate, "source", None)]
+    used_mib: Annotated[
+        int | None, lambda it: it.scene.memory_mib(it.job.id) if it.job.holds_gpus else None
+    ]
+    peak_mib: Annotated[int | None, lambda it: it.usage.peak_mib or None]  # None: not measured
     # What the driver guarantees it on each of its GPUs, and lets it use at most: the least of them.
-    guaranteed_mib: NotRequired[int]
-    most_mib: NotRequired[int]
+    guaranteed_mib: NotRequired[Annotated[int | None, lambda it: _least(it.job, "guaranteed_mib")]]
+    most_mib: NotRequired[Annotated[int | None, lambda it: _least(it.job, "most_mib")]]
 
 
 class NeedOut(TypedDict):
     """The rest of a job's estimate, for its owner."""
 
-    seconds: float
+    seconds: Annotated[float, lambda it: round(it.seconds, 4)]
     firm: bool  # promised for the job's whole life: the owner's own word, or --gpu-mem auto
     notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
@@ -87,14 +97,15 @@ class NeedOut(TypedDict):
 
 class IndicatorOut(TypedDict):
     name: str
-    mean: float
-    variance: float
+    mean: Annotated[float, lambda it: round(it.mean, 4)]
+    variance: Annotated[float, lambda it: round(it.variance, 6)]
 
 
 class ProfileOut(TypedDict):
     """The job's load on each of its GPUs when it trains alone there."""
 
-    seconds: float  # that it was watched for; 0: it showed no kernel
+    # That it was watched for; 0: it showed no kernel.
+    seconds: Annotated[float, lambda it: round(it.seconds, 1)]
     peak_mib: int
     indicators: list[IndicatorOut]
     of: int | None  # the earlier job that it was taken from
@@ -122,9 +133,10 @@ class LayoutOut(TypedDict):
 class PredictionOut(TypedDict):
     """How long the job runs alone."""
 
-    seconds: float
+    seconds: Annotated[float, lambda it: round(it.seconds, 1)]
     source: str
-    parts: dict[str, float]  # each feature's contribution, in the source's units
+    # Each feature's contribution, in the source's units.
+    parts: Annotated[dict[str, float], lambda it: {name: round(each, 4) for name, each in it.parts}]
     notes: list[str]
     is_guess: bool  # what other jobs took: it says nothing of this one
 
@@ -140,11 +152,14 @@ class AttemptOut(TypedDict):
     gpus: list[str]
     mode: str | None
     started_at: str
-    first_kernel_at: str | None
+    first_kernel_at: Annotated[
+        str | None, lambda it: iso(min((at for _, at in it.kernels), default=None))
+    ]
     ended_at: str
-    cause: str
-    evidence: NotRequired[str]
-    neighbours: NotRequired[list[str]]  # on its GPUs when it ran out of memory
+    cause: Annotated[str, lambda it: it.exit.cause]
+    evidence: NotRequired[Annotated[str, lambda it: it.exit.evidence]]
+    # On its GPUs when it ran out of memory.
+    neighbours: NotRequired[Annotated[list[str], lambda it: list(it.exit.neighbours)]]
 
 
 class SuspensionOut(TypedDict):
@@ -186,79 +201,105 @@ else:
     )
 
 
-class JobOut(OptionsOut):
-    """Non-admins see only the first fields of other users' jobs, and "-" for the name.
+class OutlineOut(TypedDict):
+    """What everybody sees of a job.
 
-    One with `count` is the first of that many tasks of its array: in a folded listing or history,
-    and in any history of tasks that were cancelled while they waited."""
+    A field has the job's attribute of its name, or else its spec's, unless it says from what."""
 
     id: int
-    label: str
+    label: Annotated[str, lambda it: label(it.job)]
     user: str
-    name: str
+    name: Annotated[str, lambda it: it.spec.name if it.jobs.sees(it.job) else "-"]
     state: str
-    code: str
-    gpus: list[JobGpuOut]
-    gpus_wanted: int
+    code: Annotated[str, lambda it: state_code(it.job)]
+    gpus: Annotated[list[JobGpuOut], lambda it: _gpus(it, it.job.gpus, dict(it.job.kernels))]
+    gpus_wanted: Annotated[int, lambda it: it.spec.gpus]
     submitted_at: str
     started_at: str | None
-    elapsed_s: float
-    memory: MemoryOut
-    kernelless_s: NotRequired[float]  # how long it has held its GPUs without a kernel, if for long
-    count: NotRequired[int]
-    tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
-    reason: NotRequired[str | None]
     ended_at: NotRequired[str | None]  # an older carmad does not tell it of others' jobs
-    late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
-    outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
-    layout: NotRequired[LayoutOut | None]
-    stage_times: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
-    wait_s: NotRequired[float]
-    mode: NotRequired[str | None]
-    attempt: NotRequired[int]
-    recovering: NotRequired[bool]
-    held: NotRequired[bool]
-    interactive: NotRequired[bool]  # run by its owner's `carma run`: it has no log here
-    slurm_job: NotRequired[int | None]  # that it runs in
-    position: NotRequired[int | None]
-    shared: NotRequired[bool]
-    exit: NotRequired[ExitOut | None]
-    failures: NotRequired[list[ExitOut]]
-    retry: NotRequired[str | None]
-    advice: NotRequired[str | None]
-    notes: NotRequired[list[str]]
+    elapsed_s: Annotated[float, lambda it: _elapsed_s(it.job, it.scene.now)]
+    memory: Annotated[MemoryOut, lambda it: pick(MemoryOut, it)]
+    # How long it has held its GPUs without a kernel, if for long; an older carmad does not tell it.
+    kernelless_s: NotRequired[Annotated[float | None, lambda it: _kernelless_s(it)]]
+
+
+class FullOut(OutlineOut, OptionsOut, total=False):
+    """What the job's owner and administrators see of it, likewise."""
+
+    reason: Annotated[str | None, lambda it: it.jobs.reason(it.job)]
+    # Of one that succeeded: after its deadline; below 0: before.
+    late_s: Annotated[float | None, lambda it: _late_s(it.job)]
+    layout: LayoutOut | None
+    # As its owner, it or an earlier run has told.
+    stage_times: Annotated[
+        list[StageTimesOut], lambda it: [*map(asdict, it.job.stage_times or it.spec.stage_times)]
+    ]
+    wait_s: Annotated[float, lambda it: _wait_s(it.job, it.scene.now)]
+    mode: str | None
+    attempt: int
+    recovering: Annotated[bool, lambda it: it.job.retry is not None and not it.job.ended]
+    held: bool
+    interactive: bool  # run by its owner's `carma run`: it has no log here
+    slurm_job: Annotated[int | None, lambda it: _slurm_job(it.spec)]  # that it runs in
+    exclusive: Annotated[bool, lambda it: it.job.exclusive]
+    position: Annotated[int | None, lambda it: it.scene.place(it.job.id)]
+    shared: bool
+    exit: ExitOut | None
+    failures: list[ExitOut]
+    retry: Annotated[str | None, lambda it: _retry(it.job)]
+    advice: Annotated[str | None, lambda it: _advice(it.job)]
+    notes: list[str]
     # Until it runs: how its script stopped in a trial; completes "its script stops …".
-    crash: NotRequired[str | None]
-    too_large: NotRequired[str | None]  # that no GPU has what it needs; completes "it …"
-    estimate: NotRequired[NeedOut | None]
-    estimating: NotRequired[bool]  # an estimate, or how its script stops, is to follow
-    group: NotRequired[str]  # the same for runs of the same job
-    profile: NotRequired[ProfileOut | None]
-    profiled_until: NotRequired[str | None]  # this attempt is alone until then
-    prediction: NotRequired[PredictionOut | None]
-    accumulation: NotRequired[int]  # parts that each batch is split into
-    argv: NotRequired[list[str]]
-    params: NotRequired[dict[str, str]]  # of a task of a sweep
-    metrics: NotRequired[dict[str, float]]  # the last values that it reported
-    script_bytes: NotRequired[int | None]  # of the copy of its job script that it runs
-    cwd: NotRequired[str]
-    stdout: NotRequired[str]
-    stderr: NotRequired[str]
-    after: NotRequired[list[AfterOut]]
-    warn: NotRequired[WarnOut | None]
-    umask: NotRequired[str]  # octal
-    energy_j: NotRequired[float | None]  # None: not measured
-    gpu_seconds: NotRequired[float]
-    idle_seconds: NotRequired[float]  # of these, in which no kernel of it ran
-    sm_active_mean: NotRequired[float | None]
-    receipt: NotRequired[ReceiptOut | None]  # null: it has not held GPUs
-    history: NotRequired[list[MoveOut]]
-    attempts: NotRequired[list[AttemptOut]]
-    actions: NotRequired[list[str]]  # that its owner can take now, by name
-    suspension: NotRequired[SuspensionOut]
-    unsuspendable: NotRequired[str]  # why a job with GPUs can never be suspended; "": it can
-    changeable: NotRequired[list[str]]  # options that its owner can change now
-    unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
+    crash: Annotated[str | None, lambda it: it.job.crash or None if _is_untested(it.job) else None]
+    # That no GPU has what it needs; completes "it …".
+    too_large: Annotated[str | None, lambda it: _too_large(it)]
+    estimate: NeedOut | None
+    # An estimate, or how its script stops, is to follow.
+    estimating: Annotated[bool, lambda it: it.job.awaits_estimate]
+    group: str  # the same for runs of the same job
+    profile: ProfileOut | None
+    # This attempt is alone until then.
+    profiled_until: Annotated[
+        str | None, lambda it: iso(it.job.profiling.until if it.job.profiling else None)
+    ]
+    prediction: PredictionOut | None
+    accumulation: int  # parts that each batch is split into
+    suspension: Annotated[SuspensionOut | None, lambda it: _suspension(it)]
+    argv: Annotated[list[str], lambda it: list(recurrence.command(it.spec))]
+    params: Annotated[dict[str, str], lambda it: dict(recurrence.params(it.spec))]  # of a sweep
+    metrics: dict[str, float]  # the last values that it reported
+    # Of the copy of its job script that it runs.
+    script_bytes: Annotated[int | None, lambda it: it.spec.script and it.spec.script.bytes]
+    cwd: str
+    stdout: Annotated[str, lambda it: it.jobs.log_paths(it.job)[0]]
+    stderr: Annotated[str, lambda it: it.jobs.log_paths(it.job)[1]]
+    after: list[AfterOut]
+    warn: WarnOut | None
+    umask: Annotated[str, lambda it: f"{it.spec.umask:04o}"]  # octal
+    energy_j: Annotated[float | None, lambda it: round(it.usage.energy_j, 3) or None]  # or unknown
+    gpu_seconds: Annotated[float, lambda it: round(it.usage.gpu_seconds, 3)]
+    # Of these, in which no kernel of it ran.
+    idle_seconds: Annotated[float, lambda it: round(it.usage.idle_seconds, 3)]
+    sm_active_mean: Annotated[float | None, lambda it: _sm_active_mean(it.usage)]
+
+
+class JobOut(FullOut, total=False):
+    """Other users see the first fields, up to `kernelless_s`, and "-" for the name.
+
+    One with `count` is the first of that many tasks of its array: in a folded listing or history,
+    and in any history of tasks that were cancelled while they waited. The fields below are in the
+    answer of one job; `attempts` are also in a history that asks for them."""
+
+    count: int
+    tasks: str  # their indices, as in 2-7,9%4; of many spans only the first
+    attempts: list[AttemptOut]
+    outlook: OutlookOut | None  # of one with a deadline that has not ended
+    receipt: ReceiptOut | None  # null: it has not held GPUs
+    history: list[MoveOut]
+    actions: list[str]  # that its owner can take now, by name
+    unsuspendable: str  # why a job with GPUs can never be suspended; "": it can
+    changeable: list[str]  # options that its owner can change now
+    unused: str  # why a report of its steps has no effect; "": it has one
 
 
 class JobsOut(TypedDict):
@@ -273,8 +314,8 @@ class Jobs:
     def __init__(
         self, scene: Scene, log_paths: LogPaths, owner: tuple[int, str], see_all: bool
     ) -> None:
-        self._scene = scene
-        self._log_paths = log_paths
+        self.scene = scene
+        self.log_paths = log_paths
         self._owner = owner
         self._see_all = see_all
         self._words: dict[tuple[Reason, str], str] = {}  # many wait for the same
@@ -283,134 +324,20 @@ class Jobs:
         return job.spec.owner == self._owner
 
     def __call__(self, job: Job) -> JobOut:
-        out = self._public(job)
-        if self.sees(job):
-            self._add_private(out, job)
-        return out
+        return cast(JobOut, self._take(job, _FULL if self.sees(job) else _OUTLINE))
+
+    def moving(self, job: Job) -> MovingOut:
+        """What changes of a waiting job though nothing is done to it."""
+        return cast(MovingOut, self._take(job, _MOVING))
 
     def sees(self, job: Job) -> bool:
         """All of it, and not only that it is there."""
         return self._see_all or self.owns(job)
 
-    def _public(self, job: Job) -> JobOut:
-        seen = dict(job.kernels)
-        out: JobOut = {
-            "id": job.id,
-            "label": label(job),
-            "user": job.spec.user,
-            "name": "-",
-            "state": job.state.value,
-            "code": state_code(job),
-            "gpus": self._gpus(job.gpus, seen),
-            "gpus_wanted": job.spec.gpus,
-            "submitted_at": stamp(job.submitted_at),
-            "started_at": iso(job.started_at),
-            "ended_at": iso(job.ended_at),
-            "elapsed_s": _seconds(job.current.run_s(self._scene.now)) if job.current else 0.0,
-            "memory": self._memory(job),
-        }
-        if waited_s := idling.kernelless_s(job, self._scene.now):
-            out["kernelless_s"] = _seconds(waited_s)
-        return out
-
-    def _add_private(self, out: JobOut, job: Job) -> None:
-        spec, usage = job.spec, self._usage(job)
-        out["name"] = spec.name
-        out.update(_options(spec))
-        moving = self.moving(job)
-        out["wait_s"], out["position"] = moving["wait_s"], moving["position"]
-        out["reason"] = self.reason(job)
-        out["late_s"] = _late_s(job)
-        out["layout"] = _layout(spec.layout) if spec.layout else None
-        out["stage_times"] = [asdict(one) for one in job.stage_times or spec.stage_times]
-        out["mode"] = job.mode.value if job.mode else None
-        out["attempt"] = job.attempt
-        out["recovering"] = job.retry is not None and not job.ended
-        out["held"] = job.held
-        out["interactive"] = spec.interactive
-        its = spec.allocation
-        out["slurm_job"] = its.id if its and its.system == SLURM else None
-        out["exclusive"] = job.exclusive
-        out["shared"] = job.shared
-        out["exit"] = exit_out(job.exit) if job.exit else None
-        out["failures"] = [exit_out(exit) for exit in job.failures]
-        out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
-        out["advice"] = _advice(job)
-        out["notes"] = list(job.notes)
-        out["crash"] = job.crash or None if _is_untested(job) else None
-        out["too_large"] = too_large(job.estimate, self._scene) if _is_untested(job) else None
-        out["estimate"] = _need(job.estimate) if job.estimate else None
-        out["estimating"] = job.awaits_estimate
-        out["group"] = job.group
-        out["profile"] = _profile(job.profile) if job.profile else None
-        out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
-        out["prediction"] = _prediction(job.prediction) if job.prediction else None
-        out["accumulation"] = job.accumulation
-        if job.suspension:
-            out["suspension"] = self._suspension(job.suspension)
-        out["argv"] = list(recurrence.command(spec))
-        out["params"] = dict(recurrence.params(spec))
-        out["metrics"] = dict(job.metrics)
-        out["script_bytes"] = spec.script.bytes if spec.script else None
-        out["cwd"] = spec.cwd
-        out["stdout"], out["stderr"] = self._log_paths(job)
-        out["after"] = [
-            {"job": one.job, "label": one.label or str(one.job), "kind": one.kind.value}
-            for one in spec.after
-        ]
-        out["warn"] = asdict(spec.warn) if spec.warn else None
-        out["umask"] = f"{spec.umask:04o}"
-        out["energy_j"] = round(usage.energy_j, 3) or None
-        out["gpu_seconds"] = round(usage.gpu_seconds, 3)
-        out["idle_seconds"] = round(usage.idle_seconds, 3)
-        out["sm_active_mean"] = (
-            round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
-        )
-
-    def _gpus(self, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list[JobGpuOut]:
-        """`seen`: when the job's first kernel was."""
-        gpus = self._scene.gpus
-        return [
-            JobGpuOut(
-                id=id,
-                index=gpus[id].index if id in gpus else None,
-                first_kernel_at=iso(seen.get(id)),
-            )
-            for id in ids
-        ]
-
-    def _suspension(self, its: Suspension) -> SuspensionOut:
-        had = self._gpus(its.gpus, {})
-        return {"since": stamp(its.at), "why": its.why, "gpus": had, "host_mib": its.host_mib}
-
-    def moving(self, job: Job) -> MovingOut:
-        """What changes of a waiting job though nothing is done to it."""
-        until = job.started_at or job.ended_at or self._scene.now
-        return {
-            "wait_s": _seconds(until - job.submitted_at),
-            "position": self._scene.place(job.id),
-        }
-
-    def _usage(self, job: Job) -> Usage:
-        return self._scene.usage.get(job.id, job.usage)
-
-    def _memory(self, job: Job) -> MemoryOut:
-        estimate = job.estimate
-        limits = job.memory_limits if job.holds_gpus else ()
-        out: MemoryOut = {
-            "declared_mib": job.spec.memory_mib,
-            "estimate_mib": estimate.mib if estimate else None,
-            "estimate_low": estimate.low if estimate else None,
-            "estimate_high": estimate.high if estimate else None,
-            "estimate_source": estimate.source if estimate else None,
-            "used_mib": self._scene.memory_mib(job.id) if job.holds_gpus else None,
-            "peak_mib": self._usage(job).peak_mib or None,
-        }
-        if guaranteed_mib := min((its.guaranteed_mib for its in limits), default=0):
-            out["guaranteed_mib"] = guaranteed_mib
-        if most := [its.most_mib for its in limits if its.most_mib is not None]:
-            out["most_mib"] = min(most)
-        return out
+    def _take(self, job: Job, fields: Fields) -> dict[str, object]:
+        usage = self.scene.usage.get(job.id, job.usage)
+        it = _Shown(self, self.scene, job, job.spec, usage)
+        return {name: value(it) for name, value in fields}
 
     def reason(self, job: Job) -> str | None:
         """Why a job waits, in a word for a table's column."""
@@ -418,11 +345,11 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state not in (JobState.QUEUED, JobState.SUSPENDED):
             return None
-        if held_up := self._scene.blocker(job):
+        if held_up := self.scene.blocker(job):
             return f"({self._short(held_up)})"
-        decision = self._scene.current(job.id)
+        decision = self.scene.current(job.id)
         if decision is None:
-            head = self._scene.head
+            head = self.scene.head
             return "(Priority)" if head not in (None, job.id) else "(None)"
         return f"({self._refusal(decision.placement)})"
 
@@ -434,27 +361,79 @@ class Jobs:
         if not refusing:
             return "Resources"
         nearest = min(refusing, key=lambda verdict: len(verdict.refused))
-        gpu = self._scene.gpus.get(nearest.gpu)
+        gpu = self.scene.gpus.get(nearest.gpu)
         return self._short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
 
     def _short(self, reason: Reason, gpu: str = "") -> str:
         words = self._words.get((reason, gpu))
         if words is None:
-            words = self._words[reason, gpu] = short(with_labels(reason, self._scene.live), gpu)
+            words = self._words[reason, gpu] = short(with_labels(reason, self.scene.live), gpu)
         return words
 
 
-def _options(spec: JobSpec) -> JobOut:
-    """That part of the answer."""
-    values = dict(zip(ANSWERED, _ANSWERED(spec), strict=True))
-    for name in _TIMES:
-        values[name] = iso(values[name])
-    return cast(JobOut, values)
+class _Shown(NamedTuple):
+    """What the fields of an answer are taken from."""
+
+    jobs: Jobs
+    scene: Scene
+    job: Job
+    spec: JobSpec
+    usage: Usage
 
 
-def _layout(layout: Layout) -> LayoutOut:
-    stages = [asdict(stage) for stage in layout.stages]
-    return {"stages": stages, "allreduce": layout.allreduce}
+def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list[JobGpuOut]:
+    """`seen`: when the job's first kernel was."""
+    gpus = it.scene.gpus
+    return [
+        JobGpuOut(
+            id=id,
+            index=gpus[id].index if id in gpus else None,
+            first_kernel_at=iso(seen.get(id)),
+        )
+        for id in ids
+    ]
+
+
+def _least(job: Job, limit: str) -> int | None:
+    found = [getattr(its, limit) for its in job.memory_limits] if job.holds_gpus else []
+    return min((mib for mib in found if mib is not None), default=None) or None
+
+
+def _elapsed_s(job: Job, now: float) -> float:
+    return _seconds(job.current.run_s(now)) if job.current else 0.0
+
+
+def _wait_s(job: Job, now: float) -> float:
+    return _seconds((job.started_at or job.ended_at or now) - job.submitted_at)
+
+
+def _kernelless_s(it: _Shown) -> float | None:
+    waited_s = idling.kernelless_s(it.job, it.scene.now)
+    return _seconds(waited_s) if waited_s else None
+
+
+def _slurm_job(spec: JobSpec) -> int | None:
+    its = spec.allocation
+    return its.id if its and its.system == SLURM else None
+
+
+def _retry(job: Job) -> str | None:
+    return job.retry.why if job.retry and not (job.gpus or job.ended) else None
+
+
+def _suspension(it: _Shown) -> SuspensionOut | None:
+    its = it.job.suspension
+    if its is None:
+        return None
+    return pick(SuspensionOut, its, since=stamp(its.at), gpus=_gpus(it, its.gpus, {}))
+
+
+def _too_large(it: _Shown) -> str | None:
+    return too_large(it.job.estimate, it.scene) if _is_untested(it.job) else None
+
+
+def _sm_active_mean(usage: Usage) -> float | None:
+    return round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
 
 
 def _late_s(job: Job) -> float | None:
@@ -463,28 +442,6 @@ def _late_s(job: Job) -> float | None:
     if deadline_at is None or ended_at is None or job.state is not JobState.SUCCEEDED:
         return None
     return round(ended_at - deadline_at, 3)
-
-
-def _profile(profile: Profile) -> ProfileOut:
-    return {
-        "seconds": round(profile.seconds, 1),
-        "peak_mib": profile.peak_mib,
-        "indicators": [
-            {"name": one.name, "mean": round(one.mean, 4), "variance": round(one.variance, 6)}
-            for one in profile.indicators
-        ],
-        "of": profile.of,
-    }
-
-
-def _prediction(prediction: Prediction) -> PredictionOut:
-    parts = {name: round(value, 4) for name, value in prediction.parts}
-    return pick(PredictionOut, prediction, seconds=round(prediction.seconds, 1), parts=parts)
-
-
-def _need(estimate: Estimate) -> NeedOut:
-    seconds, parts = round(estimate.seconds, 4), dict(estimate.parts)
-    return pick(NeedOut, estimate, seconds=seconds, parts=parts)
 
 
 def _is_untested(job: Job) -> bool:
@@ -519,25 +476,19 @@ def _advice(job: Job) -> str | None:
 
 def attempts_out(job: Job) -> list[AttemptOut]:
     """Those of an ended job that began, in order."""
-    return [
-        {
-            "gpus": list(each.gpus),
-            "mode": each.mode.value if each.mode else None,
-            "started_at": stamp(each.started_at),
-            "first_kernel_at": iso(min((at for _, at in each.kernels), default=None)),
-            "ended_at": stamp(each.ended_at),
-            "cause": each.exit.cause.value,
-            "evidence": each.exit.evidence,
-            "neighbours": list(each.exit.neighbours),
-        }
-        for each in job.attempts
-        if each.started_at is not None and each.ended_at is not None and each.exit
-    ]
-
-
-def exit_out(exit: Exit) -> ExitOut:
-    return pick(ExitOut, exit)
+    began = (each for each in job.attempts if each.started_at is not None)
+    return [pick(AttemptOut, each) for each in began if each.ended_at is not None and each.exit]
 
 
 def _seconds(value: float) -> float:
     return round(max(0.0, value), 3)
+
+
+def _attribute(name: str) -> Callable[[_Shown], Any]:
+    """Of the job, or else of its spec, as options are."""
+    of_spec = name in PLAIN or not hasattr(Job, name)
+    return attrgetter(f"spec.{name}" if of_spec else f"job.{name}")
+
+
+_OUTLINE, _FULL = fields(OutlineOut, _attribute), fields(FullOut, _attribute)
+_MOVING = [(name, value) for name, value in _FULL if name in MovingOut.__annotations__]

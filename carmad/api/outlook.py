@@ -108,19 +108,20 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
     found = foresee(scene).get(job.id)
     blocked_by = scene.blocker(job)
     if blocked_by and blocked_by.code in PREVENTED:
-        return _unknown(job, phrase(blocked_by))
-    if found is None:
-        return _unknown(job, f"more than {FORESEEN} jobs are before it")
-    if found.likely.at == inf:
-        return _unknown(job, _endless(found.likely, job, scene))
+        unknown = phrase(blocked_by)
+    elif found is None:
+        unknown = f"more than {FORESEEN} jobs are before it"
+    else:
+        unknown = _endless(found.likely, job, scene) if found.likely.at == inf else ""
+    known = None if unknown else found
     return {
         "id": job.id,
         "label": label(job),
         "user": job.spec.user,
-        "earliest_at": iso(found.earliest),
-        "expected_at": iso(found.likely.at),
-        "latest_at": iso(found.latest.at) if isfinite(found.latest.at) else None,
-        "text": _when(found, job, scene),
+        "earliest_at": iso(known.earliest) if known else None,
+        "expected_at": iso(known.likely.at) if known else None,
+        "latest_at": iso(known.latest.at) if known and isfinite(known.latest.at) else None,
+        "text": _when(known, job, scene) if known else f"unknown: {unknown}",
     }
 
 
@@ -141,18 +142,6 @@ def _shares(scene: Scene) -> bool:
             if any(reason.code == "busy" for each in verdicts for reason in each.refused):
                 return False
     return True
-
-
-def _unknown(job: Job, why: str) -> StartOut:
-    return {
-        "id": job.id,
-        "label": label(job),
-        "user": job.spec.user,
-        "earliest_at": None,
-        "expected_at": None,
-        "latest_at": None,
-        "text": f"unknown: {why}",
-    }
 
 
 def _endless(start: Start, job: Job, scene: Scene) -> str:

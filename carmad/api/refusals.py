@@ -1,19 +1,24 @@
-"""What a submission is refused for: each check raises CarmaError, or a kind of it."""
+"""What a submission is refused for: each check raises CarmaError, or a kind of it.
+
+`refuse` makes all of them, in one order; an update makes those of the options that it changes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from carmad.api.call import Call
-from carmad.api.requests import SubmitIn
+from carmad.api.requests import Awaited, Submission, SubmitIn
 from carmad.api.service import Service
 from carmad.api.tally import Tally
 from carmad.config import Host
 from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
+from carmad.core.gpus.sharing import label
 from carmad.core.jobs.recurrence import fill
-from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.jobs.spec import JobSpec
+from carmad.core.rules.limits import limit_of
 from carmad.core.rules.share import HOUR_S
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
@@ -31,8 +36,49 @@ CHOOSING = frozenset(("memory_mib", "constraint", "on", "not_on"))  # which GPUs
 OF_GPUS = (*sorted(CHOOSING), "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
 
 
-def may_submit(call: Call, nice: int = 0) -> None:
-    """Raises Forbidden."""
+class NoRoom(Conflict):
+    """The queue has too many of the user's jobs, as far as the tally knows."""
+
+
+def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
+    """Raises the CarmaError of the first check that fails. `jobs`: those that would be stored: a
+    dry run and an estimate need no room. An estimate may be asked for while it runs.
+
+    Until the caller's next `await`, no other request can use up the quota.
+    """
+    peer, spec, tally, settings = call.peer, asked.spec, call.service.tally, call.service.settings
+    may_submit(call)
+    may_be_nice(peer, spec.nice)
+    fits_the_kernel(asked.body)
+    fits_a_terminal(asked.body)
+    has_one_name(asked.body)
+    in_time(spec, asked.at)
+    needs_gpus(spec)
+    fits_the_host(spec, settings.host)
+    may_wait_for(peer, asked.awaited)
+    array = asked.body.array
+    few_waits(len(array.indices) if array else 1, len(spec.after))
+    if asked.scene:
+        if spec.urgent:
+            within_the_budget(peer, asked.scene)
+        if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
+            is_alone(spec, asked.scene)
+    if not tally.unread:
+        fits_the_server(spec, tally.gpus)
+    within_the_quota(call, jobs, spec.gpus)
+
+
+async def once_settled(service: Service, check: Callable[[], None]) -> None:
+    """`check()`, twice if there is no room: steps that freed quota may not have reached the tally
+    yet; once the core has answered, they have."""
+    try:
+        check()
+    except NoRoom:
+        await service.ask(lambda core: None)
+        check()
+
+
+def may_submit(call: Call) -> None:
     service, peer = call.service, call.peer
     if service.uid != 0 and peer.uid != service.uid:
         raise Forbidden(
@@ -49,7 +95,6 @@ def may_submit(call: Call, nice: int = 0) -> None:
             "root may not submit jobs",
             "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
         )
-    may_be_nice(peer, nice)
 
 
 def may_be_nice(peer: Peer, nice: int) -> None:
@@ -69,8 +114,9 @@ def fits_the_kernel(body: SubmitIn) -> None:
     env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
     params = body.array.params.items() if body.array else ()
     longest = tuple((name, max(values, key=len)) for name, values in params)
+    argv = fill(tuple(body.argv), longest) if longest else body.argv
     for what, words, most in (
-        ("arguments", fill(tuple(body.argv), longest), MAX_ARGV_BYTES),
+        ("arguments", argv, MAX_ARGV_BYTES),
         ("environment", env, MAX_ENV_BYTES),
     ):
         sizes = [len(word.encode()) + 1 for word in words]
@@ -106,83 +152,73 @@ def has_one_name(body: SubmitIn) -> None:
         raise CarmaError("--unless-running and --name give the job two names", "Leave out --name.")
 
 
-def in_time(body: SubmitIn | JobSpec, now: float) -> None:
-    if body.warn and body.time_limit_s is None:
+def in_time(spec: JobSpec, now: float) -> None:
+    if spec.warn and spec.time_limit_s is None:
         raise CarmaError("--signal needs a time limit", "Add --time.")
-    if body.deadline_at is not None and body.deadline_at <= now:
+    if spec.deadline_at is not None and spec.deadline_at <= now:
         raise CarmaError(
-            f"the deadline was {duration(now - body.deadline_at)} ago",
+            f"the deadline was {duration(now - spec.deadline_at)} ago",
             "Give a time in the future, such as --deadline 8h.",
         )
 
 
-def fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
+def fits_the_server(spec: JobSpec, gpus: tuple[Gpu, ...]) -> None:
     """Refuse a job that could never start, instead of letting it wait for ever."""
-    if not body.gpus:
+    if not spec.gpus:
         return
-    gpus = _choose(body, gpus)
+    gpus = _choose(spec, gpus)
     whole = [gpu for gpu in gpus if not gpu.is_mig]
-    usable = len(gpus) if body.gpus == 1 else len(whole)
-    if body.gpus > usable:
-        kind = " that are not MIG instances" if body.gpus > 1 and len(whole) < len(gpus) else ""
+    usable = len(gpus) if spec.gpus == 1 else len(whole)
+    if spec.gpus > usable:
+        kind = " that are not MIG instances" if spec.gpus > 1 and len(whole) < len(gpus) else ""
         raise CarmaError(
-            f"the job wants {body.gpus} GPUs, and this server has {usable}{kind}",
+            f"the job wants {spec.gpus} GPUs, and this server has {usable}{kind}",
             f"Ask for {usable} or fewer." if usable else "Run `carma doctor` to find out why.",
         )
-    candidates = gpus if body.gpus == 1 else whole
+    candidates = gpus if spec.gpus == 1 else whole
     sizes = sorted((gpu.memory_mib for gpu in candidates), reverse=True)
-    if body.memory_mib is not None and body.memory_mib > sizes[body.gpus - 1]:
+    if spec.memory_mib is not None and spec.memory_mib > sizes[spec.gpus - 1]:
         raise CarmaError(
-            f"the job wants {gib(body.memory_mib)} of memory per GPU, and this server has"
-            f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
-            f"Ask for {gib(sizes[body.gpus - 1])} or less.",
+            f"the job wants {gib(spec.memory_mib)} of memory per GPU, and this server has"
+            f" {'no GPU' if spec.gpus == 1 else f'not {spec.gpus} GPUs'} of that size",
+            f"Ask for {gib(sizes[spec.gpus - 1])} or less.",
         )
 
 
-def _choose(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def _choose(spec: JobSpec, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Those that the job accepts. Raises CarmaError if they are too few."""
-    chosen = parse_choice(body.constraint, body.on, body.not_on)
+    chosen = parse_choice(spec.constraint, spec.on, spec.not_on)
+    if chosen is None:
+        return gpus
     fitting = tuple(filter_gpus(gpus, chosen))
-    if chosen is None or len(fitting) >= body.gpus:
+    if len(fitting) >= spec.gpus:
         return fitting
     names = Counter(gpu.name for gpu in gpus)
     here = ", ".join(f"{count} × {name}" for name, count in names.items())
-    wanted = "a GPU" if body.gpus == 1 else f"{body.gpus} GPUs"
+    wanted = "a GPU" if spec.gpus == 1 else f"{spec.gpus} GPUs"
     raise CarmaError(
         f"the job wants {wanted} with {chosen}, and this server has {len(fitting) or 'none'}",
         f"It has {here}: see `carma gpus`.",
     )
 
 
-def within_the_quota(call: Call, body: SubmitIn) -> None:
-    limits = call.service.tally.limits
-    groups = [limits[name] for group in call.peer.groups if (name := f"@{group}") in limits]
-    for limit in (call.service.limit_of(call.peer.owner), *groups):
-        if limit.gpus is not None and body.gpus > limit.gpus:
-            raise CarmaError(
-                f"the job wants {body.gpus} GPUs,"
-                f" and {limit.subject} may hold {limit.gpus} at once",
-                "Administrators set that; see `carma limit`.",
-            )
-
-
-def needs_gpus(body: SubmitIn | JobSpec) -> None:
+def needs_gpus(spec: JobSpec) -> None:
     """Refuse what has no meaning without GPUs."""
-    if not body.gpus and (given := [name for name in OF_GPUS if getattr(body, name)]):
+    if not spec.gpus and (given := [name for name in OF_GPUS if getattr(spec, name)]):
         raise CarmaError(
             f"the job wants no GPU, so {OPTIONS[given[0]].flag} has no meaning",
             "Leave it out, or ask for GPUs with --gpus.",
         )
 
 
-def fits_the_host(body: SubmitIn, host: Host) -> None:
+def fits_the_host(spec: JobSpec, host: Host) -> None:
     """Refuse a job that could never start. `host`: the CPUs and memory that jobs may have."""
-    if body.cpus is not None and host.cpus is not None and body.cpus > host.cpus:
+    if spec.cpus is not None and host.cpus is not None and spec.cpus > host.cpus:
         raise CarmaError(
-            f"the job wants {body.cpus} CPUs, and this server has {host.cpus} for jobs",
+            f"the job wants {spec.cpus} CPUs, and this server has {host.cpus} for jobs",
             f"Ask for {host.cpus} or fewer with --cpus.",
         )
-    wanted, most = body.host_memory_mib, host.memory_mib
+    wanted, most = spec.host_memory_mib, host.memory_mib
     if wanted is not None and most is not None and wanted > most:
         raise CarmaError(
             f"the job wants {gib(wanted)} of the host's memory, and this server has {gib(most)}"
@@ -205,45 +241,70 @@ def within_the_budget(peer: Peer, scene: Scene) -> None:
     )
 
 
-async def require_room(call: Call, specs: Sequence[JobSpec]) -> None:
-    """Raises TooLarge or Conflict if they exceed what the user may have in the queue.
+def may_wait_for(peer: Peer, awaited: Iterable[Awaited]) -> None:
+    for named, kind, jobs in awaited:
+        if not jobs:
+            raise CarmaError(f"there is no job {named} to wait for", "See `carma queue`.")
+        for job in jobs:
+            if job.spec.owner != peer.owner and not peer.admin:
+                raise Forbidden(
+                    f"job {named} is not yours, so your job cannot depend on it",
+                    "Name your own jobs.",
+                    code="not_yours",
+                )
+            if job.ended and not kind.accepts(job.state):
+                raise CarmaError(
+                    f"job {label(job)} has already ended as {job.state}: {kind} can never be met",
+                    "Leave the dependency out, or requeue that job first.",
+                )
 
-    Until the caller's next `await`, no other request can use up the quota.
-    """
-    service, owner = call.service, call.peer.owner
-    limits, alone = service.settings.limits, Tally.alone(specs)
-    if alone.bytes > limits.queued_mib_per_user << 20:
+
+def is_alone(spec: JobSpec, scene: Scene) -> None:
+    """No job of this owner and name waits or runs."""
+    for job in scene.live.rows.values():
+        if job.spec.name == spec.name and job.spec.owner == spec.owner:
+            raise Conflict(
+                f"nothing is submitted: job {label(job)}, {spec.name}, has not ended",
+                f"`carma why {label(job)}` tells more.",
+                code="running",
+            )
+
+
+def within_the_quota(call: Call, jobs: Sequence[JobSpec], gpus: int = 0) -> None:
+    """`jobs`: that are to wait. `gpus`: that each of them would hold."""
+    owner, tally, settings = call.peer.owner, call.service.tally, call.service.settings.limits
+    limit, most_mib = limit_of(owner, tally.limits, settings), settings.queued_mib_per_user
+    groups = [tally.limits[name] for it in call.peer.groups if (name := f"@{it}") in tally.limits]
+    for each in (limit, *groups):
+        if each.gpus is not None and gpus > each.gpus:
+            raise CarmaError(
+                f"the job wants {gpus} GPUs, and {each.subject} may hold {each.gpus} at once",
+                "Administrators set that; see `carma limit`.",
+            )
+    if not jobs:
+        return
+    new = Tally.alone(jobs)
+    if new.bytes > most_mib << 20:
         raise TooLarge(
-            f"the commands, environments and scripts of {alone.jobs} jobs come to"
-            f" {_mib(alone.bytes)} MiB, and at most {limits.queued_mib_per_user} MiB may wait",
+            f"the commands, environments and scripts of {new.jobs} jobs come to"
+            f" {_mib(new.bytes)} MiB, and at most {most_mib} MiB may wait",
             "Submit fewer at once, or put long arguments into a file and pass its name.",
         )
-    await service.ready()
-    if not _is_room(service, owner, specs):
-        # Steps that freed quota may not have reached the tally yet; by then they have.
-        await service.ask(lambda core: None)
-    if _is_room(service, owner, specs):
-        return
-    waiting, most = service.tally.waiting(owner), service.limit_of(owner).jobs
-    if most is not None and waiting.jobs + alone.jobs > most:
-        raise Conflict(
-            f"you have {waiting.jobs} jobs waiting, and at most {most} are"
-            f" allowed: there is no room for {alone.jobs} more",
+    waiting, then = tally.waiting(owner), tally.waiting(owner, jobs)
+    if limit.jobs is not None and then.jobs > limit.jobs:
+        raise NoRoom(
+            f"you have {waiting.jobs} jobs waiting, and at most {limit.jobs} are"
+            f" allowed: there is no room for {new.jobs} more",
             "Try again once some have started.",
         )
-    raise Conflict(
-        f"the commands, environments and scripts of your waiting jobs come to"
-        f" {_mib(waiting.bytes)} MiB, and at most {limits.queued_mib_per_user} MiB are allowed:"
-        f" there is no room for {_mib(alone.bytes)} MiB more",
-        "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
-        " share one environment, and those of the same job script one copy of it.",
-    )
-
-
-def _is_room(service: Service, owner: Owner, specs: Sequence[JobSpec]) -> bool:
-    limits, then = service.settings.limits, service.tally.waiting(owner, specs)
-    most = service.limit_of(owner).jobs
-    return (most is None or then.jobs <= most) and then.bytes <= limits.queued_mib_per_user << 20
+    if then.bytes > most_mib << 20:
+        raise NoRoom(
+            f"the commands, environments and scripts of your waiting jobs come to"
+            f" {_mib(waiting.bytes)} MiB, and at most {most_mib} MiB are allowed:"
+            f" there is no room for {_mib(new.bytes)} MiB more",
+            "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
+            " share one environment, and those of the same job script one copy of it.",
+        )
 
 
 def _mib(size: int) -> str:

@@ -1,12 +1,12 @@
 """What is asked of a job: the shapes of requests, and the specs that become of them.
 
-Shapes and sizes are checked here; `intake` checks what depends on the server.
+Shapes and sizes are checked here; `refusals` checks what depends on the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import MISSING, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import (
@@ -24,11 +24,14 @@ from pydantic import (
 from carmad.api.wire import moment
 from carmad.attempt.environment import excluded, scrub
 from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import StageTimes
+from carmad.core.jobs.job import Job
 from carmad.core.jobs.layout import Layout, Stage
-from carmad.core.jobs.spec import After, ArrayTask, JobSpec, Script, WarnSignal
-from carmad.core.jobs.tasks import spans
+from carmad.core.jobs.spec import After, AfterKind, ArrayTask, JobSpec, Script, WarnSignal
+from carmad.core.jobs.tasks import singly, spans
+from carmad.core.scene import Scene
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.options import (
@@ -69,6 +72,9 @@ GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_lengt
 OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
 
 NO_ID = JobId(0)
+
+# What a submission waits for: as it is named, when that is met, and which jobs it is, if any.
+Awaited = tuple[str, AfterKind, Sequence[Job]]
 
 
 def _unix(text: object) -> float:
@@ -248,8 +254,15 @@ def _layout(body: SubmitIn) -> Layout | None:
     return found
 
 
-def _stage_times(asked: Iterable[StageTimesIn], gpus: Iterable[Gpu]) -> tuple[StageTimes, ...]:
+def _stage_times(
+    asked: Iterable[StageTimesIn], gpus: Iterable[Gpu], unread: str
+) -> tuple[StageTimes, ...]:
     """One for each kind of GPU. Raises CarmaError for an unknown kind, or one given twice."""
+    if unread and any(one.gpu for one in asked):
+        raise CarmaError(
+            f"the kinds of GPU are not known yet: {unread}",
+            "Leave gpu= out of the stage times, or submit the job later.",
+        )
     names = sorted({gpu.name for gpu in gpus})
     found = [StageTimes(**one.model_dump() | {"gpu": _kind(one.gpu, names)}) for one in asked]
     kinds = [one.gpu for one in found]
@@ -276,10 +289,12 @@ def _kind(asked: str, names: list[str]) -> str:
 def job_spec(
     body: SubmitIn,
     peer: Peer,
-    after: tuple[After, ...],
-    gpus: tuple[Gpu, ...],
+    awaited: Sequence[Awaited] = (),
+    gpus: tuple[Gpu, ...] = (),
+    unread: str = "",
     env_exclude: str = "",
 ) -> JobSpec:
+    """`unread`: why the server's GPUs are not known yet."""
     env = scrub(body.env)
     left_out = excluded(env, body.export, env_exclude)
     env = {name: value for name, value in env.items() if name not in left_out} | body.export
@@ -302,32 +317,49 @@ def job_spec(
         script=Script("", 0, body.script.word, body.script.text) if body.script else None,
         stdout=body.stdout or default,
         layout=_layout(body),
-        stage_times=_stage_times(body.stage_times, gpus),
+        stage_times=_stage_times(body.stage_times, gpus, unread),
         warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
-        after=after,
+        after=unmet(awaited),
         umask=int(body.umask, 8),
         limits=tuple(body.limits.items()),
         interactive=body.interactive,
     )
 
 
-def tasks_of(spec: JobSpec, array: ArrayIn | None, id: JobId = NO_ID) -> tuple[JobSpec, ...]:
-    """The job, or the tasks of the array with this id. Those of a sweep differ, and so do their
-    estimates; the others are one job as long as they wait, or a few if their indices are not evenly
-    spaced."""
+def array_tasks(array: ArrayIn | None) -> tuple[ArrayTask | None, ...]:
+    """The tasks of an array that has no id yet; None for a job without one. Those of a sweep
+    differ, and so do their estimates; the others are one job as long as they wait, or a few if
+    their indices are not evenly spaced."""
     if array is None:
-        return (spec,)
+        return (None,)
     every, names = array.indices, tuple(array.params)
     ends = len(every), every[0], every[-1]
     if names:
         rows = zip(*array.params.values(), strict=True)
-        tasks = (
-            ArrayTask(id, index, array.limit, *ends, tuple(zip(names, row, strict=True)))
+        return tuple(
+            ArrayTask(NO_ID, index, array.limit, *ends, tuple(zip(names, row, strict=True)))
             for index, row in zip(every, rows, strict=True)
         )
-    else:
-        tasks = (
-            ArrayTask(id, its.start, array.limit, *ends, more=len(its) - 1, step=its.step)
-            for its in spans(every)
-        )
-    return tuple(replace(spec, array=task) for task in tasks)
+    return tuple(
+        ArrayTask(NO_ID, its.start, array.limit, *ends, more=len(its) - 1, step=its.step)
+        for its in spans(every)
+    )
+
+
+def unmet(awaited: Iterable[Awaited]) -> tuple[After, ...]:
+    """Each of the jobs, except those that are met already."""
+    waits = ((kind, job) for _, kind, jobs in awaited for job in jobs if not job.ended)
+    found = (After(one.id, kind, label(one)) for kind, job in waits for one in singly([job]))
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as the core has it, and what it is to be checked against."""
+
+    at: float
+    body: SubmitIn
+    spec: JobSpec  # of the job, or of any task of the array
+    tasks: Sequence[ArrayTask | None]  # without the array's id; None: it is no array
+    awaited: Sequence[Awaited]
+    scene: Scene | None  # None: it does not depend on other jobs

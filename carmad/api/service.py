@@ -24,7 +24,6 @@ from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.tasks import among
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
-from carmad.core.rules.limits import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower, SubmissionCheck
@@ -190,10 +189,11 @@ class Service(Follower):
         hint = "It may have been done all the same: check with `carma queue`."
         await _wait_for(self.inbox.request(*events, user=user, weight=weight), hint)
 
-    async def scene(self) -> Scene:
-        """The scene of the last step, or of a moment ago, shared by all requests until the next."""
+    async def scene(self, settled: bool = False) -> Scene:
+        """The scene of the last step, or of a moment ago, shared by all requests until the next.
+        `settled`: with what is in the inbox now."""
         scene = self._scene
-        if scene is None or self.now() - scene.now > FRESH_S:
+        if scene is None or settled or self.now() - scene.now > FRESH_S:
             scene = await self.ask(self._capture)
         self.rows.keep(scene.live)
         return scene
@@ -219,10 +219,6 @@ class Service(Follower):
         """Make sure that the tally has been started."""
         if not self.tally.begun:
             await self.ask(self.tally.begin)
-
-    def limit_of(self, owner: Owner) -> Limit:
-        """The limit that applies to the user; call `ready` first."""
-        return limit_of(owner, self.tally.limits, self.settings.limits)
 
 
 async def _wait_for(future: Future[T], hint: str) -> T:

@@ -7,12 +7,17 @@ listing has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TypeVar, cast
+from functools import cache, partial
+from itertools import chain
+from operator import attrgetter
+from types import UnionType
+from typing import Any, NotRequired, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic_core import to_json
+from typing_extensions import is_typeddict
 
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import JobId
@@ -22,30 +27,13 @@ from carmad.core.jobs.tasks import ids_of, overlap, part
 from carmad.core.placing.decision import Reason
 from carmad.errors import CarmaError
 from carmad.options import COMMA
+from carmad.states import CODES, HELD, NEW, RETRIED, named_by
 
 T = TypeVar("T")
+Way = Callable[[Any], Any]
+Fields = Sequence[tuple[str, Way]]
 
 SCHEMA = 1  # raised when a field changes its meaning or goes away
-
-CODES = {
-    JobState.PENDING: "PD",
-    JobState.QUEUED: "PD",
-    JobState.STARTING: "CF",  # Slurm's CONFIGURING; its ST is STOPPED
-    JobState.RUNNING: "R",
-    JobState.SUSPENDING: "SG",
-    JobState.SUSPENDED: "S",
-    JobState.RESUMING: "RG",
-    JobState.STOPPING: "CG",
-    JobState.SUCCEEDED: "CD",
-    JobState.FAILED: "F",
-    JobState.CANCELLED: "CA",
-    JobState.TIMED_OUT: "TO",
-    JobState.OUT_OF_MEMORY: "OOM",
-}
-STATES = {state.value: frozenset({state}) for state in JobState} | {
-    code.lower(): frozenset(state for state, its in CODES.items() if its == code)
-    for code in CODES.values()
-}
 
 MAX_IDS = 10_000
 MAX_SPANS = 256  # each is looked at for every job there is
@@ -63,11 +51,43 @@ def as_json(value: object) -> bytes:
 
 
 def pick(shape: type[T], value: object, **others: object) -> T:
-    """An answer of this shape, in the shape's order: `others`, and for the rest the attributes of
-    `value` that have the same names."""
-    names = shape.__annotations__
-    picked = {name: others[name] if name in others else getattr(value, name) for name in names}
-    return cast(T, picked)
+    """An answer of this shape, in the shape's order: `others`, and for the rest what `fields` finds
+    in `value`."""
+    ways = _fields(cast(type, shape))
+    return cast(T, {name: others[name] if name in others else of(value) for name, of in ways})
+
+
+def fields(shape: type, get: Callable[[str], Way] = attrgetter) -> Fields:
+    """How each field of an answer is found in a value: by the function that its type is annotated
+    with, or else as the attribute of its name (`get`), written as its type says."""
+    found = []
+    for name, hint in get_type_hints(shape, include_extras=True).items():
+        its = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
+        said = next(filter(callable, getattr(its, "__metadata__", ())), None)
+        found.append((name, said or _way(get(name), _writing(its, name.endswith("_at")))))
+    return found
+
+
+_fields = cache(fields)
+
+
+def _way(get: Way, write: Way | None) -> Way:
+    if write is None:
+        return get
+    return lambda value: None if (found := get(value)) is None else write(found)
+
+
+def _writing(hint: Any, is_time: bool) -> Way | None:
+    """How a value is written as one of this type, if it is not None; None: as it is."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _writing(args[0], is_time)
+    if origin is list:
+        write = _writing(args[0], is_time)
+        return (lambda values: [write(each) for each in values]) if write else list
+    if is_typeddict(hint):
+        return partial(pick, hint)
+    return stamp if is_time and hint is str else dict if origin is dict else None
 
 
 def stamp(at: float) -> str:
@@ -109,11 +129,11 @@ def with_labels(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
 
 
 def state_code(job: Job) -> str:
-    if job.state in (JobState.PENDING, JobState.QUEUED):
+    if job.state in NEW:
         if job.held:
-            return "H"
+            return HELD
         if job.retry is not None:
-            return "RQ"
+            return RETRIED
     return CODES[job.state]
 
 
@@ -121,11 +141,11 @@ def parse_states(text: str | None) -> frozenset[JobState] | None:
     """Parse `running,queued`, or the codes in listings: `R,PD`."""
     if not text:
         return None
-    words = text.lower().split(",")
-    if unknown := [word for word in words if word not in STATES]:
-        names = ", ".join(state.value for state in JobState)
-        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", f"Job states: {names}.")
-    return frozenset().union(*(STATES[word] for word in words))
+    found = {word: named_by(word) for word in text.lower().split(",")}
+    if unknown := [word for word, states in found.items() if not states]:
+        hint = f"Job states: {', '.join(CODES)}."
+        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", hint)
+    return frozenset(map(JobState, chain.from_iterable(found.values())))
 
 
 @dataclass(frozen=True, slots=True)

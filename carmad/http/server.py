@@ -20,8 +20,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from carmad import beats
 from carmad.errors import CarmaError
 from carmad.http.connections import (
+    BACKLOG,
     FREE,
-    WAITING,
     Connections,
     Credentials,
     Listener,
@@ -238,7 +238,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._listener.setblocking(False)
-        self._listener.listen(WAITING)
+        self._listener.listen(BACKLOG)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         await super().startup(sockets=[])
 

@@ -10,9 +10,9 @@ import sys
 import time
 
 from carma_client.logs import ASK_S, LOOK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
-from carma_client.transport import ENDED
 from carmad.errors import CarmaError
 from carmad.readable import clean
+from carmad.states import ENDED
 from cli import client, output, parse
 from cli.client import events
 from cli.options import add_job, add_user, check, selection, user_of

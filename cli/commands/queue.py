@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from carmad.errors import CarmaError
+from carmad.states import NEW
 from cli import client, output
 from cli.options import add_job, add_json, add_states, add_user, interval, states_of, user_of
 from cli.overview import COLUMNS, QUEUE_LONG, job_table, sort
@@ -178,7 +179,7 @@ def why(options: Namespace) -> int:
 
     answer, jobs = client.named(options.job, "/why")
     if jobs:
-        waiting = (job for job in jobs if job["state"] in ("pending", "queued"))
+        waiting = (job for job in jobs if job["state"] in NEW)
         one = render.first_failure(jobs) or next(waiting, jobs[0])
         answer = client.get(f"/v1/jobs/{one['label']}/why")
     if options.json:

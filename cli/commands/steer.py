@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from carma_client.transport import ENDED
+from carmad.states import ENDED
 from cli import client, output
 from cli.client import exit_code, wait_for
 from cli.options import add_json, add_select, add_user, selection

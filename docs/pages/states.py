@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from carmad.api.wire import CODES
 from carmad.core.jobs import attempt, states
 from carmad.core.jobs.attempt import Cause, Mode
 from carmad.core.jobs.states import ENDED, HOLDING, TRANSITIONS, JobState
+from carmad.states import CODES
 from docs.pages.text import cell, comments_of
 
 

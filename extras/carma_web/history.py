@@ -14,6 +14,7 @@ from carma_web.once import once
 from carma_web.overview import Row
 from carma_web.page import Page
 from carmad.readable import clean
+from carmad.states import FAILURES
 from cli import client, parse
 from cli.overview import ORDERS
 
@@ -22,16 +23,8 @@ if TYPE_CHECKING:
 
 ROWS = 50  # of a page
 MOST = 5_000  # rows; older ones are found by their days
-FAILURES = "failed,timed_out,out_of_memory"
-STATES = {
-    "": "any",
-    "succeeded": "succeeded",
-    FAILURES: "any failure",
-    "failed": "failed",
-    "timed_out": "timed out",
-    "out_of_memory": "out of memory",
-    "cancelled": "cancelled",
-}
+STATES = {"": "any", "succeeded": "succeeded", ",".join(FAILURES): "any failure"}
+STATES |= {state: state.replace("_", " ") for state in (*FAILURES, "cancelled")}
 USUAL_ORDER = "ended"
 ASKED = ("q", "state", "user", "since", "until", "sort")
 

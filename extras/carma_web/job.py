@@ -17,13 +17,13 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from carma_client.logs import Tail, output, search, tail, unreadable
-from carma_client.transport import ENDED
 from carma_web import charts, forms
 from carma_web.forms import Field, Given, carma, form_endpoint, in_fields
 from carma_web.once import once
 from carma_web.page import Page, Piece, Share, go_on, pieces, shares
 from carmad.errors import CarmaError
 from carmad.readable import duration
+from carmad.states import ENDED
 from cli import client, render, sweeps
 from cli.client import outcomes
 from cli.problems import FORBIDDEN, Refused

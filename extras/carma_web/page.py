@@ -19,6 +19,7 @@ from carma_web.forms import in_fields
 from carma_web.hues import css
 from carma_web.once import once
 from carmad.html import environment
+from carmad.states import CODES, FAILURES
 from cli import client
 from cli.overview import kernelless
 from cli.text import Table, clock, command, fraction, local_time, memory, span
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
 STATE_LOOK = {"R": "good", "CF": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
-STATE_LOOK |= dict.fromkeys(("F", "TO", "OOM"), "bad")
+STATE_LOOK |= dict.fromkeys((CODES[state] for state in FAILURES), "bad")
 GPU_LOOK = {"ok": "good", "settling": "", "drained": "warn", "reserved": "warn"}
 
 

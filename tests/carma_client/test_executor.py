@@ -15,9 +15,6 @@ import pytest
 
 from carma_client import Client, Executor, JobFailed, Refused
 from carma_client.executor import LOOK_S
-from carma_client.transport import ENDED, WAITING
-from carmad.core.jobs.states import ENDED as ENDED_STATES
-from carmad.core.jobs.states import NEW, JobState
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running
 from tests.functions import (
@@ -90,11 +87,6 @@ def test_more_jobs_than_a_request_may_name_are_found(client: Client) -> None:
     assert [job["label"] for job in client.jobs(labels)] == labels
     client.cancel(*labels)
     assert {job["state"] for job in client.jobs(labels[-2:])} == {"cancelled"}
-
-
-def test_the_client_knows_which_states_are_a_start_away_and_which_are_ends() -> None:
-    assert {state.value for state in JobState if state in NEW} == WAITING
-    assert {state.value for state in JobState if state in ENDED_STATES} == ENDED
 
 
 def test_results_come_as_they_are_there(executor: Executor, tmp_path: Path) -> None:

@@ -374,5 +374,6 @@ def test_importing_the_client_imports_little() -> None:
         "carmad",
         "carmad.errors",
         "carmad.paths",
+        "carmad.states",
     }
     assert not [name for name in loaded if name.partition(".")[0] == "cli"]

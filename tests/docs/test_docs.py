@@ -16,9 +16,9 @@ import pytest
 from rich.text import Text
 
 from carmad import registry
-from carmad.api.wire import CODES
 from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
+from carmad.states import CODES
 from cli.submission import build_parser, read
 from cli.verbs import every
 from docs import generate, screenshots

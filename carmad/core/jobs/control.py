@@ -13,7 +13,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import After, JobSpec
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import UpdateRequested
-from carmad.options import OPTIONS, RUNNING
+from carmad.options import OPTIONS, UNTIL_END
 from carmad.readable import duration, gib
 
 QUANTUM = 30.0  # a job runs for so many times what suspending it costs, before the next suspension
@@ -141,7 +141,7 @@ def changeable(job: Job) -> tuple[str, ...]:
     return tuple(
         name
         for name, option in OPTIONS.items()
-        if option.change == RUNNING or (option.change and not job.lives)
+        if option.change == UNTIL_END or (option.change and not job.lives)
         if name != "array" or job.spec.array
     )
 

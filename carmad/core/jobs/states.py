@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from carmad import states
+
 
 class JobState(StrEnum):
     PENDING = "pending"  # waiting; its memory need is not known yet: only idle GPUs can take it
@@ -21,7 +23,7 @@ class JobState(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
-NEW = frozenset({JobState.PENDING, JobState.QUEUED})  # waiting for the next attempt to begin
+NEW = frozenset(map(JobState, states.NEW))
 WAITING = NEW | {JobState.SUSPENDED}
 HOLDING = frozenset(
     {
@@ -33,15 +35,7 @@ HOLDING = frozenset(
     }
 )
 LEAVING = frozenset({JobState.SUSPENDING, JobState.STOPPING})
-ENDED = frozenset(
-    {
-        JobState.SUCCEEDED,
-        JobState.FAILED,
-        JobState.CANCELLED,
-        JobState.TIMED_OUT,
-        JobState.OUT_OF_MEMORY,
-    }
-)
+ENDED = frozenset(map(JobState, states.ENDED))
 
 S = JobState
 

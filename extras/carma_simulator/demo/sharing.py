@@ -30,6 +30,7 @@ from carma_simulator.verbs import DEMO
 from carmad import paths
 from carmad.paths import python
 from carmad.readable import clean, number
+from carmad.states import ENDED_CODES
 from cli import client, output, parse
 from cli.parser import Parser
 from cli.problems import Problem, Unreachable
@@ -45,7 +46,6 @@ START_S = 30.0
 WARMUP_S = 0.3  # of loading data, so that the first kernel is always some time after the launch
 
 COLORS = ("cyan", "magenta", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_yellow")
-SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 LABEL, FIGURES = 6, 19  # columns left and right of a bar
 # in Unicode, in ASCII, the style ("": the job's color)
 MARKS = {
@@ -149,7 +149,7 @@ class Replay:
 
     @property
     def ends(self) -> int:
-        return sum(job["code"] in SETTLED for job in self.jobs)
+        return sum(job["code"] in ENDED_CODES for job in self.jobs)
 
     def stop(self) -> None:
         """Begin to stop, jobs first."""
@@ -196,7 +196,7 @@ def pane(
             counts.append(f" {count} {state}  ")
     for line in (dots, counts):
         line.truncate(room)
-    done = len(jobs) == total and all(job["code"] in SETTLED for job in jobs)
+    done = len(jobs) == total and all(job["code"] in ENDED_CODES for job in jobs)
     return Panel(
         Group(*lines, dots, counts),
         title=Text(title, "bold not dim"),
@@ -226,7 +226,7 @@ def _gpu(gpu: dict[str, Any], room: int, plain: bool) -> tuple[Text, Text]:
 
 
 def _state(job: dict[str, Any]) -> str:
-    if job["code"] in SETTLED:
+    if job["code"] in ENDED_CODES:
         return "done"
     if job["code"] == "PD":
         return "OOM" if job.get("failures") else "waiting"

@@ -16,11 +16,12 @@ from typing import Any
 
 from rich.text import Text
 
-from carma_simulator.demo.sharing import PATIENCE_S, SETTINGS, SETTLED, Replay
+from carma_simulator.demo.sharing import PATIENCE_S, SETTINGS, Replay
 from carmad import paths
 from carmad.gpu.card import Card
 from carmad.gpu.emulated_job import visible_cards
 from carmad.paths import python
+from carmad.states import ENDED_CODES
 from cli import client, output
 from cli.parser import Parser
 from cli.problems import Problem
@@ -107,7 +108,7 @@ class Story:
     @property
     def over(self) -> bool:
         jobs = self.replay.jobs
-        return len(jobs) == len(WORDS) - 1 and all(job["code"] in SETTLED for job in jobs)
+        return len(jobs) == len(WORDS) - 1 and all(job["code"] in ENDED_CODES for job in jobs)
 
     def _submit(self, name: str, *words: str, **options: object) -> None:
         body = {
@@ -122,7 +123,7 @@ class Story:
 
 
 def _mark(job: dict[str, Any]) -> str:
-    if job["code"] in SETTLED:
+    if job["code"] in ENDED_CODES:
         return " "
     if job["state"] in MARKS:
         return MARKS[job["state"]]

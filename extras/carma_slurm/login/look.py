@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from carma_client.logs import BLOCK, last_lines
 from carma_slurm.login import jobs, slurm
 from carmad.readable import clean, gpumem_count
+from carmad.states import NEW
 from cli import output
 from cli.client import SLURM
 from cli.options import states_of, user_of
@@ -79,7 +80,7 @@ def _as_json(row: slurm.Row) -> dict[str, Any]:
         "user": row.user,
         "state": row.state.name,
         "code": row.state.code,
-        "reason": None if row.state.code not in ("PD", "H") else row.why.slurm,
+        "reason": None if row.state.name not in NEW else row.why.slurm,
         "nodes": row.nodes or None,
         "gpumem_gib": row.gpumem_gib,
         "elapsed": row.elapsed,
@@ -106,7 +107,7 @@ def _table(listed: Sequence[slurm.Row], header: bool = True) -> list[Block]:
 
 
 def _where(row: slurm.Row) -> str:
-    waits = row.state.code in ("PD", "H")
+    waits = row.state.name in NEW
     return f"({clean(row.why.slurm)})" if waits else row.nodes or NOTHING
 
 
@@ -132,7 +133,7 @@ def show(options: Namespace) -> int:
         ("directory", clean(more.get("WorkDir", NOTHING))),
         ("output", clean(more.get("StdOut") or NOTHING)),
     ]
-    if row.state.code in ("PD", "H"):
+    if row.state.name in NEW:
         facts.insert(3, ("waits", row.why.text))
     output.show([pairs([(name, value) for name, value in facts if value != NOTHING])])
     _show_node(row, there, missing)
@@ -153,7 +154,7 @@ def why(options: Namespace) -> int:
 
 def _why(row: slurm.Row, more: Mapping[str, str]) -> str:
     """Completes "job 42 "."""
-    if row.state.code in ("PD", "H"):
+    if row.state.name in NEW:
         expected = "" if row.starts in UNKNOWN else f"; Slurm expects it to start at {row.starts}"
         return f"waits: {row.why.text}{expected}"
     if row.state.ended:
@@ -284,7 +285,7 @@ def _texts(row: slurm.Row, path: str, options: Namespace) -> Iterator[bytes]:
             if options.follow:
                 yield from _follow(file, str(row.id))
     except FileNotFoundError:
-        if row.state.code in ("PD", "H"):
+        if row.state.name in NEW:
             raise Problem(
                 f"job {row.label} has not started: there is no output yet",
                 f"see carma why {row.label}",

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from carmad import states
 from carmad.readable import clean, gpumem_count
 from cli import output
 from cli.problems import Problem, Refused, Unknown, Unreachable, Usage
@@ -16,8 +17,15 @@ from cli.problems import Problem, Refused, Unknown, Unreachable, Usage
 
 class State(NamedTuple):
     name: str  # as in CARMA's API
-    code: str
-    ended: bool = False
+    held: bool = False
+
+    @property
+    def code(self) -> str:
+        return states.HELD if self.held else states.CODES[self.name]
+
+    @property
+    def ended(self) -> bool:
+        return self.name in states.ENDED
 
 
 class Reason(NamedTuple):
@@ -25,29 +33,27 @@ class Reason(NamedTuple):
     text: str  # completes "job 42 waits: "
 
 
-WAITING = State("queued", "PD")
-HELD = State("queued", "H")
-FAILED = State("failed", "F", True)
+QUEUED, HELD, FAILED = State("queued"), State("queued", held=True), State("failed")
 STATES = {
-    "PENDING": WAITING,
-    "REQUEUED": WAITING,
-    "REQUEUE_FED": WAITING,
+    "PENDING": QUEUED,
+    "REQUEUED": QUEUED,
+    "REQUEUE_FED": QUEUED,
     "REQUEUE_HOLD": HELD,
     "SPECIAL_EXIT": HELD,
     "RESV_DEL_HOLD": HELD,
-    "CONFIGURING": State("starting", "CF"),
-    "RUNNING": State("running", "R"),
-    "RESIZING": State("running", "R"),
-    "SIGNALING": State("running", "R"),
-    "SUSPENDED": State("running", "R"),
-    "STOPPED": State("running", "R"),
-    "COMPLETING": State("stopping", "CG"),
-    "STAGE_OUT": State("stopping", "CG"),
-    "COMPLETED": State("succeeded", "CD", True),
-    "CANCELLED": State("cancelled", "CA", True),
-    "TIMEOUT": State("timed_out", "TO", True),
-    "DEADLINE": State("timed_out", "TO", True),
-    "OUT_OF_MEMORY": State("out_of_memory", "OOM", True),
+    "CONFIGURING": State("starting"),
+    "RUNNING": State("running"),
+    "RESIZING": State("running"),
+    "SIGNALING": State("running"),
+    "SUSPENDED": State("running"),
+    "STOPPED": State("running"),
+    "COMPLETING": State("stopping"),
+    "STAGE_OUT": State("stopping"),
+    "COMPLETED": State("succeeded"),
+    "CANCELLED": State("cancelled"),
+    "TIMEOUT": State("timed_out"),
+    "DEADLINE": State("timed_out"),
+    "OUT_OF_MEMORY": State("out_of_memory"),
 }
 REASONS = {
     "None": "Slurm has not looked at it yet",
@@ -78,7 +84,7 @@ REASONS = {
 def state_of(state: str, reason: str) -> State:
     """`state`: as squeue's %T writes it."""
     found = STATES.get(state.strip(), FAILED)
-    return HELD if found == WAITING and reason.startswith("JobHeld") else found
+    return HELD if found == QUEUED and reason.startswith("JobHeld") else found
 
 
 def why_of(reason: str) -> Reason:

@@ -6,6 +6,20 @@ from typing_extensions import NotRequired, TypedDict
 
 
 class JobOut(TypedDict):
+    id: int
+    label: str
+    user: str
+    name: str
+    state: str
+    code: str
+    gpus: list[JobGpuOut]
+    gpus_wanted: int
+    submitted_at: str
+    started_at: str | None
+    ended_at: NotRequired[str | None]
+    elapsed_s: float
+    memory: MemoryOut
+    kernelless_s: NotRequired[float | None]
     constraint: NotRequired[str | None]
     on: NotRequired[str | None]
     not_on: NotRequired[str | None]
@@ -31,25 +45,8 @@ class JobOut(TypedDict):
     mail_user: NotRequired[str | None]
     comment: NotRequired[str | None]
     idle_ok: NotRequired[str | None]
-    id: int
-    label: str
-    user: str
-    name: str
-    state: str
-    code: str
-    gpus: list[JobGpuOut]
-    gpus_wanted: int
-    submitted_at: str
-    started_at: str | None
-    elapsed_s: float
-    memory: MemoryOut
-    kernelless_s: NotRequired[float]
-    count: NotRequired[int]
-    tasks: NotRequired[str]
     reason: NotRequired[str | None]
-    ended_at: NotRequired[str | None]
     late_s: NotRequired[float | None]
-    outlook: NotRequired[OutlookOut | None]
     layout: NotRequired[LayoutOut | None]
     stage_times: NotRequired[list[StageTimesOut]]
     wait_s: NotRequired[float]
@@ -75,6 +72,7 @@ class JobOut(TypedDict):
     profiled_until: NotRequired[str | None]
     prediction: NotRequired[PredictionOut | None]
     accumulation: NotRequired[int]
+    suspension: NotRequired[SuspensionOut | None]
     argv: NotRequired[list[str]]
     params: NotRequired[dict[str, str]]
     metrics: NotRequired[dict[str, float]]
@@ -89,11 +87,13 @@ class JobOut(TypedDict):
     gpu_seconds: NotRequired[float]
     idle_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]
+    count: NotRequired[int]
+    tasks: NotRequired[str]
+    attempts: NotRequired[list[AttemptOut]]
+    outlook: NotRequired[OutlookOut | None]
     receipt: NotRequired[ReceiptOut | None]
     history: NotRequired[list[MoveOut]]
-    attempts: NotRequired[list[AttemptOut]]
     actions: NotRequired[list[str]]
-    suspension: NotRequired[SuspensionOut]
     unsuspendable: NotRequired[str]
     changeable: NotRequired[list[str]]
     unused: NotRequired[str]
@@ -111,14 +111,8 @@ class MemoryOut(TypedDict):
     estimate_source: str | None
     used_mib: int | None
     peak_mib: int | None
-    guaranteed_mib: NotRequired[int]
-    most_mib: NotRequired[int]
-
-class OutlookOut(TypedDict):
-    starts_at: str | None
-    ends_at: str | None
-    late_s: float | None
-    text: str
+    guaranteed_mib: NotRequired[int | None]
+    most_mib: NotRequired[int | None]
 
 class LayoutOut(TypedDict):
     stages: list[StageOut]
@@ -162,6 +156,12 @@ class PredictionOut(TypedDict):
     notes: list[str]
     is_guess: bool
 
+class SuspensionOut(TypedDict):
+    since: str
+    why: str
+    gpus: list[JobGpuOut]
+    host_mib: int
+
 class AfterOut(TypedDict):
     job: int
     label: NotRequired[str]
@@ -170,6 +170,22 @@ class AfterOut(TypedDict):
 class WarnOut(TypedDict):
     signum: int
     before_s: float
+
+class AttemptOut(TypedDict):
+    gpus: list[str]
+    mode: str | None
+    started_at: str
+    first_kernel_at: str | None
+    ended_at: str
+    cause: str
+    evidence: NotRequired[str]
+    neighbours: NotRequired[list[str]]
+
+class OutlookOut(TypedDict):
+    starts_at: str | None
+    ends_at: str | None
+    late_s: float | None
+    text: str
 
 class ReceiptOut(TypedDict):
     gpu_hours: float
@@ -186,22 +202,6 @@ class MoveOut(TypedDict):
     before: str | None
     after: str
     attempt: int
-
-class AttemptOut(TypedDict):
-    gpus: list[str]
-    mode: str | None
-    started_at: str
-    first_kernel_at: str | None
-    ended_at: str
-    cause: str
-    evidence: NotRequired[str]
-    neighbours: NotRequired[list[str]]
-
-class SuspensionOut(TypedDict):
-    since: str
-    why: str
-    gpus: list[JobGpuOut]
-    host_mib: int
 
 class StageOut(TypedDict):
     replicas: int

@@ -116,7 +116,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, counting)
 
     count(Scheduler, "snapshot", "scenes")
-    count(api_job.Jobs, "_public", "jobs")
+    count(api_job.Jobs, "__call__", "jobs")
     count(service.Service, "on_commit", "steps")
     monkeypatch.setattr(service, "FRESH_S", 1e9)  # only a step outdates a scene here
     return counts

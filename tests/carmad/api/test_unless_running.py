@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from carmad.api import intake
-from carmad.core.jobs.spec import JobSpec
+from carmad.api.call import Call
+from carmad.api.requests import Submission, SubmitIn
 from carmad.http import connections
 from tests import api_server
 from tests.api_server import Daemon
@@ -59,6 +60,12 @@ def test_it_counts_whoever_has_the_name_waiting_held_or_as_an_array(daemon: Daem
     assert submit(daemon)[0] == 201
 
 
+def test_an_estimate_may_be_asked_for_while_it_runs(daemon: Daemon) -> None:
+    assert submit(daemon, held=True)[0] == 201
+    assert daemon.call("POST", "/v1/estimate", NIGHTLY)[0] == 200
+    assert submit(daemon, dry_run=True)[0] == 409
+
+
 def test_another_name_is_an_error(daemon: Daemon) -> None:
     status, said = submit(daemon, name="daily")
     assert status == 400 and "two names" in said["error"]
@@ -67,14 +74,15 @@ def test_another_name_is_an_error(daemon: Daemon) -> None:
 
 
 def test_of_many_at_once_one_is_submitted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = intake._require_unused
+    original = intake.read
 
-    async def look(service: Any, spec: JobSpec) -> None:
-        await original(service, spec)
+    async def read(call: Call, body: SubmitIn) -> Submission:
+        asked = await original(call, body)
         for _ in range(200):  # others look meanwhile, if they may
             await asyncio.sleep(0)
+        return asked
 
-    monkeypatch.setattr(intake, "_require_unused", look)
+    monkeypatch.setattr(intake, "read", read)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: submit(daemon, held=True)[0], range(8)))
     assert sorted(found) == [201, *[409] * 7]

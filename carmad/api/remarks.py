@@ -1,11 +1,13 @@
-"""What is said of the memory that a job asks for when it is submitted: what its earlier runs used,
-and whether its owner's word counts."""
+"""What is said of a job that is submitted: what is odd but allowed, what its earlier runs used,
+and whether its owner's word on its memory counts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from carmad.api.requests import Submission
 from carmad.api.service import Service
+from carmad.attempt.environment import BATCH_SIZE, CPU, MEMORY, excluded, scrub
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.spec import JobSpec
@@ -16,6 +18,32 @@ from carmad.estimates.asking import measured
 from carmad.store.values import Named
 from carmad.threads import run_in_threadpool
 from carmad.words import clock, first_few
+
+EXCLUDED = "this server does not give jobs {}; --export {} passes it on"
+
+
+def warnings(asked: Submission, service: Service) -> list[str]:
+    """Of what is odd but allowed."""
+    found, body, env_exclude = [], asked.body, service.settings.submit.env_exclude
+    begin_at, deadline_at = body.begin_at, body.deadline_at
+    if begin_at is not None and begin_at <= asked.at:
+        found.append("the begin time is in the past: the job may start at once")
+    if begin_at is not None and deadline_at is not None and begin_at >= deadline_at:
+        found.append("it may begin only after its deadline")
+    if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
+        found.append("the array's limit has no effect: there are no more tasks than that")
+    if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
+        found.append("the time limit is so short that the warning comes soon after the start")
+    sizes = body.batch_size, body.array and body.array.params.get("batch_size")
+    if not any(sizes) and any(BATCH_SIZE in word for word in body.argv):
+        found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
+    if env_exclude and (names := excluded(scrub(body.env), body.export, env_exclude)):
+        found.append(EXCLUDED.format(first_few(", ".join(names)), names[0]))
+    for wanted, controller in ((body.cpus, CPU), (body.host_memory_mib, MEMORY)):
+        if wanted is not None and controller not in service.limited_by:
+            what = "--cpus" if controller == CPU else "--mem"
+            found.append(f"{what} is counted, but this server cannot enforce it")
+    return found
 
 
 async def measurement(service: Service, spec: JobSpec) -> Estimate | None:
