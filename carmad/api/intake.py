@@ -26,7 +26,7 @@ from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import After, AfterKind, JobSpec
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.jobs.tasks import singly
 from carmad.core.messages import Submitted
 from carmad.core.placing.decision import Placement, Reason
@@ -229,7 +229,7 @@ def warnings(
 
 def trial(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
     """The job as if it were queued now, with what is known from earlier runs of it."""
-    job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
+    job = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec), estimate=estimate)
     return core.knowledge.with_history(job, now)
 
 

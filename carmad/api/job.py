@@ -306,7 +306,7 @@ class Jobs:
             "submitted_at": stamp(job.submitted_at),
             "started_at": iso(job.started_at),
             "ended_at": iso(job.ended_at),
-            "elapsed_s": _seconds(job.current.run_s(self._scene.now)) if job.current else 0.0,
+            "elapsed_s": _seconds(job.run_s(self._scene.now)),
             "memory": self._memory(job),
         }
         if waited_s := idling.kernelless_s(job, self._scene.now):
@@ -530,8 +530,8 @@ def attempts_out(job: Job) -> list[AttemptOut]:
             "evidence": each.exit.evidence,
             "neighbours": list(each.exit.neighbours),
         }
-        for each in job.attempts
-        if each.started_at is not None and each.ended_at is not None and each.exit
+        for each in job.past
+        if each.started_at is not None
     ]
 
 

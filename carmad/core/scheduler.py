@@ -27,7 +27,7 @@ from carmad.core.jobs.knowledge import (
 from carmad.core.jobs.ledger import ENDED_REMEMBERED, Ledger
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.requests import Requests
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.jobs.suspending import Suspensions
 from carmad.core.jobs.tasks import Ended, JobsById, Outcome
 from carmad.core.messages import (
@@ -357,9 +357,9 @@ class Scheduler:
 
     def _on_submitted(self, event: Submitted) -> None:
         self.shares.note_groups(event.specs[0].owner, event.groups, event.at)
-        id = event.first
+        id, pending = event.first, Waiting(JobState.PENDING)
         for spec in event.specs:
-            job = Job(id, spec, JobState.PENDING, event.at, held=event.held, group=group(spec))
+            job = Job(id, spec, pending, event.at, held=event.held, group=group(spec))
             job = replace(job, doubted=self.shares.doubts(spec, event.at))
             job = self.knowledge.with_history(job, event.at)
             id = JobId(id + job.tasks)
@@ -386,7 +386,7 @@ class Scheduler:
         if not job or not (job.waits or job.awaits_estimate):  # else: cancelled meanwhile
             return
         if job.state is JobState.PENDING:
-            job = advance(job, JobState.QUEUED)
+            job = advance(job, Waiting(JobState.QUEUED))
         elif job.estimate and not event.estimate:
             return
         job = self._with_estimate(job, event)

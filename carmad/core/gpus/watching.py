@@ -14,7 +14,7 @@ from carmad.core.gpus.readings import Idleness, has_run_kernel
 from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs.attempt import Cause, GpuId
 from carmad.core.jobs.history import past
-from carmad.core.jobs.job import Job, advance
+from carmad.core.jobs.job import Job, running
 from carmad.core.jobs.knowledge import Knowledge, with_report
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.line import is_conditional
@@ -71,7 +71,7 @@ class Watch:
     def begin(self, event: Began) -> None:
         job = self.ledger.holders.get(event.job)
         if job and job.attempt == event.attempt and job.state is JobState.STARTING:
-            self.ledger.put(advance(job, JobState.RUNNING))
+            self.ledger.put(running(job))
 
     def postpone(self, event: Postponed) -> None:
         """Neither its time limit nor the wait for its first kernel begins before the attempt."""
@@ -124,7 +124,7 @@ class Watch:
         if not readings or not has_run_kernel(job, readings, alone, self._settings):
             return job
         job = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
-        return advance(job, JobState.RUNNING) if job.state is JobState.STARTING else job
+        return running(job) if job.state is JobState.STARTING else job
 
     def _with_overrun(self, job: Job) -> Job:
         """The job with a note and its usage, when it first exceeds its declared memory."""
@@ -230,7 +230,7 @@ class Watch:
 
     def _expire(self, job: Job, now: float, run_s: float) -> list[Action]:
         """Apply what is due for one job."""
-        spec, elapsed_s = job.spec, job.attained_s(now)
+        spec, its, elapsed_s = job.spec, job.current, job.attained_s(now)
         new = self._with_untouched(job, run_s)
         left_s = math.inf if spec.time_limit_s is None else spec.time_limit_s - elapsed_s
         if left_s <= 0 and not spec.allocation:  # those have been given more time, or are ended
@@ -239,7 +239,7 @@ class Watch:
         new = _with_nearing(new, elapsed_s)
         # A signal that comes before the program can catch it would end the job.
         catches = run_s >= min(CATCHES_AFTER_S, left_s)
-        if spec.warn and not new.warned and left_s <= spec.warn.before_s and catches:
+        if spec.warn and its and not its.warned and left_s <= spec.warn.before_s and catches:
             new = new.with_attempt(warned=True)
             actions.append(Signal(new, spec.warn.signum))
         cause: Cause | None = None
@@ -291,8 +291,8 @@ class Watch:
 
 def _with_nearing(job: Job, elapsed_s: float) -> Job:
     """Marked once 80 % of its time limit have passed, if its owner wants to be notified."""
-    limit_s = job.spec.time_limit_s
-    if limit_s is None or job.nearing or not job.spec.tells("limit80"):
+    limit_s, its = job.spec.time_limit_s, job.current
+    if limit_s is None or its is None or its.nearing or not job.spec.tells("limit80"):
         return job
     nearly_s = NEARING * limit_s
     near = job.served_s < nearly_s <= elapsed_s  # else: an earlier attempt may have been marked

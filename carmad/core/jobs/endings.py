@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Literal
 
 from carmad.config import Settings
 from carmad.core.gpus.fleet import Fleet
@@ -14,11 +15,11 @@ from carmad.core.gpus.sharing import label
 from carmad.core.gpus.watching import Watch
 from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, Cause, Exit, GpuId, JobId
 from carmad.core.jobs.history import past
-from carmad.core.jobs.job import Job, Retry, advance, stopping
+from carmad.core.jobs.job import Job, Retry, advance, end, requeue, stopping
 from carmad.core.jobs.knowledge import Knowledge, ask_again
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.line import unmet_dependency
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import EndState, JobState, Waiting
 from carmad.core.messages import Action, EstimateMemory, Exited
 from carmad.core.placing.deciders import DECIDE, Calls, describe
 from carmad.core.ports import Recovery
@@ -76,24 +77,25 @@ class Endings:
             self._fleet.usable(job.spec),
         )
         beside = self._fleet.beside(job)
-        end = ending(job, event, beside, retries, self._name)
-        actions = self._blame(job, end.exit, beside, event.at)
-        if end.state is not JobState.QUEUED:
-            self.end(job, end.state, end.exit, end.at)
-            if end.state is JobState.SUCCEEDED:
+        its = ending(job, event, beside, retries, self._name)
+        actions = self._blame(job, its.exit, beside, event.at)
+        if its.state is not JobState.QUEUED:
+            self.end(job, its.state, its.exit, its.at)
+            if its.state is JobState.SUCCEEDED:
                 actions += ask_again(self._ledger.alike(job.group))
             return actions
         again = job.stop is Cause.REQUEUED
-        barred = end.exit.evidence if end.exit.cause is Cause.NO_ACCOUNT else ""
-        over = _with_exit(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at)
+        barred = its.exit.evidence if its.exit.cause is Cause.NO_ACCOUNT else ""
         self._ledger.put(
-            advance(
-                over,
+            requeue(
+                self._fleet.with_usage(job),
                 JobState.PENDING if job.estimate_late else JobState.QUEUED,
-                retry=None if again else end.retry,
+                replace(its.exit, tail=()),
+                its.at,
+                retry=None if again else its.retry,
                 requeued_after=job.attempt if again else job.requeued_after,
                 overtaken=0,
-                held=job.held or end.exit.cause is Cause.NO_ACCOUNT,
+                held=job.held or its.exit.cause is Cause.NO_ACCOUNT,
                 barred=barred,
             )
         )
@@ -123,23 +125,22 @@ class Endings:
                 if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
                     anew = replace(job, doubted=True, estimate=None)
                     if job.state is JobState.QUEUED:
-                        anew = advance(anew, JobState.PENDING)
+                        anew = advance(anew, Waiting(JobState.PENDING))
                     self._ledger.put(anew)
                     actions.append(EstimateMemory(anew))
         return actions
 
-    def end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
+    def end(self, job: Job, state: EndState, exit: Exit, now: float) -> None:
         """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
         job = self._knowledge.with_final_profile(job, state)
-        over = _with_exit(job, exit, now) if job.lives else job
-        ended = advance(over, state, exit=exit, ended_at=now)
+        ended = end(job, state, exit, now)
         self._record(self._with_advice(ended) if job.lives else ended)
         self._watch.inform_others(ended, now)
-        ends = [(job.ids, state)]
+        ends: list[tuple[range, JobState]] = [(job.ids, state)]
         for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
             for id, waiting in self._ledger.dependents(ids):
                 if why := dependency_exit(waiting, {id: how}):
-                    self._record(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                    self._record(end(waiting, JobState.CANCELLED, why, now))
                     ends.append((waiting.ids, JobState.CANCELLED))
 
     def _with_advice(self, job: Job) -> Job:
@@ -157,20 +158,11 @@ class Endings:
             self._knowledge.history.remember(run)
 
 
-def _with_exit(job: Job, exit: Exit, at: float) -> Job:
-    """The job with its current attempt over."""
-    *earlier, its = job.attempts
-    if its.suspension:
-        its = replace(its.without_suspension(at), gpus=its.gpus or its.suspension.gpus)
-    its = replace(its, exit=exit, ended_at=at, profiling=None)
-    return replace(job, attempts=(*earlier, its))
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What follows the end of an attempt."""
 
-    state: JobState  # QUEUED: it is requeued
+    state: EndState | Literal[JobState.QUEUED]  # QUEUED: it is requeued
     exit: Exit
     at: float
     retry: Retry | None = None  # constraints on its next attempt
@@ -204,9 +196,10 @@ def ending(
     if job.stop in SENT_BACK and (again or exit.cause is not Cause.SUCCESS):
         return _send_back(job, exit, at)
     if job.stop in FOR_GOOD:
-        cancelled = job.stop is Cause.CANCELLED
-        state = JobState.CANCELLED if cancelled else JobState.TIMED_OUT
-        return Ending(state, replace(exit, cause=job.stop), at)
+        exit = replace(exit, cause=job.stop)
+        if job.stop is Cause.CANCELLED:
+            return Ending(JobState.CANCELLED, exit, at)
+        return Ending(JobState.TIMED_OUT, exit, at)
     may_repeat = job.spec.requeue or not job.spec.interactive  # who would run it again?
     match exit.cause:
         case Cause.SUCCESS:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from carmad.core.gpus.fleet import Fleet
 from carmad.core.jobs import control
-from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.jobs.attempt import Attempt, Cause, Exit
 from carmad.core.jobs.endings import Endings, dependency_exit
 from carmad.core.jobs.job import Job, advance
 from carmad.core.jobs.knowledge import Knowledge
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.recurrence import group
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState, Waiting
 from carmad.core.messages import (
     Action,
     Adopted,
@@ -53,11 +53,9 @@ class Requests:
         ):
             return []
         spec = event.spec
-        job = Job(event.id, spec, JobState.STARTING, event.at, group=group(spec))
-        job = replace(job, estimate=spec.declared)
-        self._ledger.put(
-            job.with_new_attempt(event.gpus, event.at, mode=event.mode, shared=bool(beside))
-        )
+        its = Attempt(1, event.gpus, event.mode, event.at, shared=bool(beside))
+        job = Job(event.id, spec, Active(JobState.STARTING, its), event.at, group=group(spec))
+        self._ledger.put(replace(job, estimate=spec.declared))
         for resident in beside:
             self._ledger.put(resident.with_attempt(shared=True))
         return [Launch(self._ledger.jobs[event.id])]
@@ -94,7 +92,7 @@ class Requests:
         anew = any(OPTIONS[name].memory for name in event.names) and not job.lives
         job = replace(job, spec=spec, group=group(spec))
         if anew and job.state is JobState.QUEUED:
-            job = advance(job, JobState.PENDING)
+            job = advance(job, Waiting(JobState.PENDING))
         if anew:
             doubted = self._shares.doubts(spec, event.at)
             job = replace(job, estimate=None, estimate_late=False, crash="", doubted=doubted)
@@ -120,12 +118,12 @@ class Requests:
             return []
         doubted = self._shares.doubts(job.spec, event.at)
         estimate = job.estimate if doubted == job.doubted else None
-        again = replace(
-            advance(job, JobState.QUEUED if estimate else JobState.PENDING),
+        again = advance(
+            job,
+            Waiting(JobState.QUEUED if estimate else JobState.PENDING),
+            earlier=job.past,
             estimate=estimate,
             doubted=doubted,
-            exit=None,
-            ended_at=None,
             retry=None,
             overtaken=0,
             requeued_after=job.attempt,

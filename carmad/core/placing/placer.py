@@ -13,10 +13,10 @@ from carmad.core.gpus.fleet import Fleet
 from carmad.core.jobs import control
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.history import History
-from carmad.core.jobs.job import Job, advance
+from carmad.core.jobs.job import Job, advance, start
 from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.line import Room, asks_for_host, blockers, host_room
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Paused
 from carmad.core.jobs.suspending import Suspensions
 from carmad.core.jobs.tasks import singly
 from carmad.core.messages import Action, Launch, Resume, Wake
@@ -269,7 +269,7 @@ class Placer:
             if checked.gpus and not self.blocker(job, now):
                 actions.append(self._start(job, checked, view))
             else:
-                moved = job.with_attempt(suspension=replace(its, to=()))
+                moved = job.with_suspension(replace(its, to=()))
                 where = ", ".join(str(view.gpu(gpu).gpu.index) for gpu in its.to)
                 note = f"could not move to GPU {where} after all: see carma why"
                 self._ledger.put(moved.with_note(note))
@@ -285,7 +285,7 @@ class Placer:
                 if self.blocker(job, now):
                     break
                 notes = () if job.attempt else job.notes
-                started = advance(job.with_new_attempt((), now), JobState.STARTING, notes=notes)
+                started = start(job, job.new_attempt((), now), notes=notes)
                 self._ledger.put(started)
                 self._room = None
                 actions.append(Launch(started))
@@ -364,9 +364,10 @@ class Placer:
             placed = job.with_attempt(
                 gpus=there, kernels=kernels, shared=shared, filler=placement.filler
             )
-            started = advance(placed, JobState.RESUMING)
+            assert placed.current
+            started = advance(placed, Paused(JobState.RESUMING, placed.current, its))
         else:
-            placed = job.with_new_attempt(
+            new = job.new_attempt(
                 gpus,
                 view.now,
                 mode=mode(job, map(view.gpu, gpus), self._settings),
@@ -377,7 +378,7 @@ class Placer:
             )
             # Notes made before its first attempt are about the job, so they are kept.
             notes, late = () if job.attempt else job.notes, job.awaits_estimate
-            started = advance(placed, JobState.STARTING, notes=notes, estimate_late=late)
+            started = start(job, new, notes=notes, estimate_late=late)
         for gpu in gpus:
             for resident in self._ledger.residents(gpu):
                 if not resident.shared:

@@ -13,7 +13,7 @@ from carmad.core.gpus.gpuview import GpuView, Memo, is_client, with_client
 from carmad.core.jobs.attempt import GpuId, JobId, ProfilingRun
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState
 from carmad.core.placing.decision import Reason, Verdict
 from carmad.core.rules.admission import Demand, can_fill, demand, mode, refusals
 from carmad.core.rules.reservations import Reservation
@@ -101,13 +101,14 @@ class View:
         accumulation: int = 1,
     ) -> View:
         """The view after `job` was placed on `gpus`."""
-        placed = job.with_new_attempt(
+        attempt = job.new_attempt(
             gpus,
             self.now,
             mode=mode(job, map(self.gpu, gpus), self.settings),
             profiling=profiling,
             accumulation=accumulation,
         )
+        placed = replace(job, status=Active(JobState.STARTING, attempt))
         nodes = list(self.nodes)
         for gpu in gpus:
             at = self.node_of[gpu]
@@ -141,8 +142,8 @@ class View:
         since = max(job.submitted_at, self.blocked_until.get(job.ids[-1], 0.0))
         if job.suspension:
             since = max(since, job.suspension.at)
-        elif job.attempts:
-            since = max(since, job.attempts[-1].ended_at or since)
+        elif job.earlier:
+            since = max(since, job.earlier[-1].ended_at)
         return self.now - since
 
     def may_fill(self, job: Job) -> bool:

@@ -32,13 +32,14 @@ from pydantic_core import from_json
 from sqlalchemy import Connection, create_engine, text
 
 from carma_testing import changed
+from carma_testing.builders import a_job
 from carmad.config import Retention
 from carmad.core.gpus.gpu import GpuSample
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.messages import (
     CancelRequested,
     Drain,
@@ -76,7 +77,7 @@ def job(number: int, state: JobState = JobState.QUEUED, **fields: Any) -> Job:
         env=(("PATH", "/usr/bin"), ("NAME", "Grüße\n")),
         array=array,
     )
-    return changed(Job(JobId(number), spec, state, float(number)), **fields)
+    return a_job(number, spec=spec, state=state, submitted_at=float(number), **fields)
 
 
 def step(*jobs: Job, at: float = 0.0, event: Event | None = None, **fields: Any) -> Step:
@@ -1045,7 +1046,7 @@ def test_a_job_of_slurms_is_an_allocation_now() -> None:
     spec = JobSpec(
         argv=("a",), user="ada", uid=1, gid=1, cwd="/", name='"slurm_job":7', allocation=its
     )
-    job = Job(JobId(7), spec, JobState.QUEUED, 1.0)
+    job = Job(JobId(7), spec, Waiting(JobState.QUEUED), 1.0)
     text = codec.encode_job(job)
     old = text.replace('"allocation":{"system":"Slurm","id":17}', '"slurm_job":17')
     assert old != text and codec.decode_job(old) == job
