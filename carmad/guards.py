@@ -25,8 +25,12 @@ from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import Allocation, JobSpec
 from carmad.core.messages import Event, Step
 from carmad.core.placing.decision import Proposal
-from carmad.core.placing.view import View
-from carmad.core.ports import Estimator, Policy, Predictor, Recovery
+from carmad.core.placing.view import Policy, View
+from carmad.core.ports import (
+    Estimator,
+    Predictor,
+    Recovery,
+)
 from carmad.edge import Checked, Condition, Follower, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.models import Model

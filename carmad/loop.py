@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from carmad.core.messages import Event, Step
-from carmad.core.ports import Store, World
+from carmad.core.messages import Action, Event, Step
 from carmad.core.scheduler import Scheduler
 
 
@@ -30,3 +30,15 @@ def turn(
     committed(step)
     for action in step.actions:
         world.perform(action)
+
+
+class Store(Protocol):
+    """Makes a step durable: all of it, or, if it raises, nothing."""
+
+    def commit(self, step: Step) -> None: ...
+
+
+class World(Protocol):
+    """Carries out actions. Their outcomes come back later, as events."""
+
+    def perform(self, action: Action) -> None: ...

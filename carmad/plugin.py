@@ -6,16 +6,21 @@ from carmad.config import Preconditions as Preconditions
 from carmad.config import Settings as Settings
 from carmad.contexts import find_context as find_context
 from carmad.core.gpus.gpu import Gpu as Gpu
+from carmad.core.gpus.gpu import choice as choice
+from carmad.core.gpus.gpu import held_mib as held_mib
+from carmad.core.gpus.gpuview import ASSUMED_ACTIVITY as ASSUMED_ACTIVITY
 from carmad.core.gpus.gpuview import GpuView as GpuView
-from carmad.core.gpus.readings import held_mib as held_mib
+from carmad.core.gpus.gpuview import NodeView as NodeView
+from carmad.core.gpus.gpuview import find_load as find_load
 from carmad.core.gpus.readings import memory_of as memory_of
 from carmad.core.gpus.slowdown import beside as beside
-from carmad.core.jobs import suspending
 from carmad.core.jobs.attempt import Cause as Cause
 from carmad.core.jobs.attempt import Exit as Exit
 from carmad.core.jobs.attempt import GpuId as GpuId
 from carmad.core.jobs.attempt import JobId as JobId
 from carmad.core.jobs.attempt import ProfilingRun as ProfilingRun
+from carmad.core.jobs.control import cost_s
+from carmad.core.jobs.control import host_room_mib as host_room_mib
 from carmad.core.jobs.findings import Estimate as Estimate
 from carmad.core.jobs.findings import Loaded as Loaded
 from carmad.core.jobs.findings import Prediction as Prediction
@@ -46,32 +51,28 @@ from carmad.core.placing.decision import Proposal as Proposal
 from carmad.core.placing.decision import Reason as Reason
 from carmad.core.placing.decision import Remember as Remember
 from carmad.core.placing.decision import Verdict as Verdict
-from carmad.core.placing.remaining import LEAST_S as LEAST_S
-from carmad.core.placing.remaining import MINUTE_S as MINUTE_S
-from carmad.core.placing.remaining import Left as Left
-from carmad.core.placing.remaining import exactly as exactly
-from carmad.core.placing.remaining import left as left
-from carmad.core.placing.remaining import predicted_s as predicted_s
-from carmad.core.placing.view import NodeView as NodeView
+from carmad.core.placing.outlook import LEAST_S as LEAST_S
+from carmad.core.placing.outlook import MINUTE_S as MINUTE_S
+from carmad.core.placing.outlook import Left as Left
+from carmad.core.placing.outlook import exactly as exactly
+from carmad.core.placing.outlook import left as left
+from carmad.core.placing.outlook import predicted_s as predicted_s
+from carmad.core.placing.view import PASSING as PASSING
+from carmad.core.placing.view import Demand as Demand
+from carmad.core.placing.view import Policy as Policy
 from carmad.core.placing.view import View as View
+from carmad.core.placing.view import idle as idle
 from carmad.core.ports import ANSWER_FD as ANSWER_FD
 from carmad.core.ports import Estimator as Estimator
 from carmad.core.ports import Explains as Explains
 from carmad.core.ports import Learns as Learns
 from carmad.core.ports import Measures as Measures
-from carmad.core.ports import Policy as Policy
 from carmad.core.ports import Predictor as Predictor
 from carmad.core.ports import Recovery as Recovery
 from carmad.core.ports import Run as Run
 from carmad.core.ports import Server as Server
 from carmad.core.ports import Trial as Trial
 from carmad.core.ports import Warm as Warm
-from carmad.core.rules.admission import PASSING as PASSING
-from carmad.core.rules.admission import Demand as Demand
-from carmad.core.rules.admission import idle as idle
-from carmad.core.rules.choice import choice as choice
-from carmad.core.rules.joining import ASSUMED_ACTIVITY as ASSUMED_ACTIVITY
-from carmad.core.rules.joining import find_load as find_load
 from carmad.core.rules.promises import margin as margin
 from carmad.edge import API_VERSION as API_VERSION
 from carmad.edge import BackgroundService as BackgroundService
@@ -98,5 +99,4 @@ from carmad.words import clock as clock
 from carmad.words import detail as detail
 from carmad.words import first_few as first_few
 
-host_room_mib = suspending.host_room_mib
-suspension_cost_s = suspending.cost_s
+suspension_cost_s = cost_s

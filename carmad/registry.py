@@ -13,7 +13,13 @@ from typing import Any, TypeVar, cast
 
 from carmad import installed, paths
 from carmad.config import Preconditions, Settings
-from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
+from carmad.core.placing.view import Policy
+from carmad.core.ports import (
+    Estimator,
+    Predictor,
+    Recovery,
+    Server,
+)
 from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.guards import (

@@ -13,11 +13,19 @@ from carmad.core.jobs.attempt import Exit, JobId
 from carmad.core.jobs.findings import Prediction
 from carmad.core.jobs.history import History as CoreHistory
 from carmad.core.jobs.job import Job, Retry
-from carmad.core.messages import Discovered, Failure, Trained
-from carmad.core.placing.deciders import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
-from carmad.core.placing.decision import Decision, Proposal
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy, Predictor, Recovery
+from carmad.core.messages import Discovered, Trained
+from carmad.core.placing.decision import (
+    DECIDE,
+    FALLBACK,
+    ORDER,
+    PLAN,
+    PREDICT,
+    Decision,
+    Failure,
+    Proposal,
+)
+from carmad.core.placing.view import Policy, View
+from carmad.core.ports import Predictor, Recovery
 from carmad.core.scheduler import Scheduler
 from carmad.models import Model
 from carmad.store import journal

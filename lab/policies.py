@@ -13,8 +13,7 @@ from carma_simulator.run import simulate
 from carmad import registry
 from carmad.core.jobs.job import Job
 from carmad.core.placing.decision import Proposal
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy, View
 
 
 @dataclass(slots=True)

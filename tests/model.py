@@ -24,8 +24,12 @@ from carmad.core.gpus.gpuview import GpuView
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.ledger import ENDED_REMEMBERED
-from carmad.core.jobs.line import Held, Place, place_in_line
+from carmad.core.jobs.ledger import (
+    ENDED_REMEMBERED,
+    Held,
+    Place,
+    place_in_line,
+)
 from carmad.core.jobs.spec import After, AfterKind, ArrayTask, Owner, WarnSignal
 from carmad.core.jobs.states import TRANSITIONS, JobState
 from carmad.core.jobs.tasks import JobsById, Outcome, part
@@ -61,7 +65,7 @@ from carmad.core.messages import (
     Tick,
     Unreserved,
 )
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from carmad.core.rules.share import Account
 from carmad.core.scheduler import Scheduler
 from carmad.engine.engine import Engine
@@ -581,7 +585,7 @@ class Model:
         self.disk.refuses = dice.randint(1, 8)
 
     def plugin_hangs(self, dice: Dice) -> None:
-        plugins = (self.scheduler.policy, self.scheduler.recovery)
+        plugins = (self.scheduler.policy, self.scheduler.state.recovery)
         names = {plugin.name for plugin in plugins if dice.random() < 0.3}
         self.hanging = set() if self.hanging else names
 
@@ -640,14 +644,14 @@ class Model:
         """Views are valid until something changes; the ledger's indices match its jobs."""
         core = self.scheduler
         kept = [_facts(gpu) for gpu in core.view(self.now).gpus]
-        core._fleet.look_again()
+        core.state.fleet.look_again()
         assert kept == [_facts(gpu) for gpu in core.view(self.now).gpus]
-        jobs, ledger = core.jobs.rows.values(), core._ledger
+        jobs, ledger = core.jobs.rows.values(), core.state.ledger
         queued = [job for job in jobs if job.waits]
 
         def place(job: Job) -> Place:
             order = core.policy.order(job) if job.spec.gpus else 0.0
-            return place_in_line(job, order, core._standing(job))
+            return place_in_line(job, order, core.state.standing(job))
 
         queued.sort(key=place)
         assert list(ledger.line()) == queued
@@ -671,7 +675,7 @@ class Model:
             if not job.spec.gpus:
                 part = (job.spec.cpus or 0) / (HOST.cpus or 1)
                 holds[job.spec.owner, "host"] += part * len(core.gpus)  # type: ignore[assignment]
-        for user, account in core.shares.accounts.items():
+        for user, account in core.state.shares.accounts.items():
             for rate, what in ((account.rate, "GPUs"), (account.host_rate, "host")):
                 assert abs(rate - holds[user, what]) < 1e-9, "somebody pays for others"
         for gpu in GPUS:

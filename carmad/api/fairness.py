@@ -19,10 +19,15 @@ from carmad.api.requests import Body
 from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.line import Place
+from carmad.core.jobs.ledger import Place
 from carmad.core.jobs.spec import Owner
 from carmad.core.messages import LimitRequested
-from carmad.core.rules.quota import DEFAULT, Limit, Period, Subject
+from carmad.core.rules.limits import (
+    DEFAULT,
+    Limit,
+    Period,
+    Subject,
+)
 from carmad.core.rules.share import HOUR_S, NOBODY
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError

@@ -24,6 +24,7 @@ from carmad.core.gpus.sharing import label as label_of
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
+from carmad.core.jobs.knowledge import with_history
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import After, AfterKind, JobSpec
 from carmad.core.jobs.states import JobState, Waiting
@@ -164,7 +165,7 @@ async def rehearse(
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
         job = trial(core, spec, spec.declared or known, now)
-        if core.shares.doubts(spec, now):
+        if core.state.shares.doubts(spec, now):
             job = replace(job, estimate=weigh(job, known))
         scene = core.snapshot(now)
         return *judge(core, job, scene), job, scene
@@ -230,7 +231,7 @@ def warnings(
 def trial(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
     """The job as if it were queued now, with what is known from earlier runs of it."""
     job = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec), estimate=estimate)
-    return core.knowledge.with_history(job, now)
+    return with_history(core.state, job, now)
 
 
 def judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:

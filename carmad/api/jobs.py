@@ -39,11 +39,11 @@ from carmad.core.gpus.sharing import label as label_of
 from carmad.core.gpus.slowdown import why_no_ratio
 from carmad.core.jobs import control
 from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.control import never
 from carmad.core.jobs.findings import StageTimes
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation
 from carmad.core.jobs.states import ENDED, JobState
-from carmad.core.jobs.suspending import never
 from carmad.core.jobs.tasks import part, singly, split
 from carmad.core.messages import Measured, Stepped
 from carmad.core.placing.outlook import FORESEEN

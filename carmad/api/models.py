@@ -138,7 +138,7 @@ async def past(
 
 
 async def _models(call: Call) -> Mapping[str, Model]:
-    trained = await call.service.ask(lambda core: dict(core.knowledge.models))
+    trained = await call.service.ask(lambda core: dict(core.state.models))
     return {**await run_in_threadpool(load_shipped), **trained}
 
 

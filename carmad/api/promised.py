@@ -9,8 +9,12 @@ from carmad.api.service import Service
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.rules.promises import DAY_S, ENOUGH, WINDOW_S, foresee, size
-from carmad.core.rules.share import Broken
+from carmad.core.rules.promises import (
+    DAY_S,
+    foresee,
+    size,
+)
+from carmad.core.rules.share import ENOUGH, WINDOW_S, Broken
 from carmad.core.scheduler import Scheduler
 from carmad.learned.estimates import measured
 from carmad.store.values import Named
@@ -36,7 +40,7 @@ async def remarks(service: Service, spec: JobSpec, known: Estimate | None) -> li
 
     def look(core: Scheduler) -> tuple[Sequence[Broken], int]:
         most_mib = max((gpu.memory_mib for gpu in core.gpus.values()), default=0)
-        return core.shares.broken(spec.owner, now), most_mib
+        return core.state.shares.broken(spec.owner, now), most_mib
 
     broken, most_mib = await service.ask(look)
     found = (

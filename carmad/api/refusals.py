@@ -11,10 +11,9 @@ from carmad.api.requests import SubmitIn
 from carmad.api.service import Service
 from carmad.api.tally import Tally
 from carmad.config import Host
-from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
 from carmad.core.jobs.recurrence import fill
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.rules.choice import filter_gpus, parse_choice
 from carmad.core.rules.share import HOUR_S
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain
+from math import inf
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -19,13 +20,20 @@ from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
 from carmad.api.wire import SCHEMA, stamp
 from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpuview import GpuView
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.messages import Reserved, Unreserved
-from carmad.core.placing.view import by_suitability
-from carmad.core.rules.quota import Subject
-from carmad.core.rules.reservations import MOST, TIMES, Reservation, is_in_the_way, slots
+from carmad.core.rules.limits import (
+    MOST,
+    TIMES,
+    Reservation,
+    Slot,
+    Subject,
+    slots,
+)
 from carmad.core.rules.share import DAY_S, HOUR_S
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
@@ -37,7 +45,6 @@ from carmad.threads import run_in_threadpool
 from carmad.words import clock
 
 GpuRef = Annotated[str, StringConstraints(max_length=128)]
-
 WEEK_S = 7 * DAY_S
 AHEAD_S = 14 * DAY_S  # bookings, which the page's calendar shows
 MOST_EACH = 10  # bookings of a user
@@ -303,3 +310,22 @@ def _reservation_out(each: Reservation, scene: Scene) -> ReservationOut:
 def _where(gpus: Sequence[Gpu | None]) -> str:
     names = ", ".join(str(gpu.index) if gpu else "(gone)" for gpu in gpus)
     return f"GPU {names}" if len(gpus) == 1 else f"GPUs {names}"
+
+
+def is_in_the_way(job: Job, slot: Slot, now: float) -> bool:
+    """Whether a running job may still be on the GPU when this begins, or is there meanwhile."""
+    return not slot.of.admits(job.spec.owner) and job.at_most_s(now) > slot.in_s
+
+
+def by_suitability(gpus: Iterable[GpuView], wish: Reservation, now: float) -> list[GpuId]:
+    """All of them, the best for a reservation first: usable ones, then those that are free by its
+    start, then the last in order, as policies take the first."""
+    in_s = wish.starts[0] - now
+
+    def rank(gpu: GpuView) -> tuple[bool, bool, int]:
+        broken = gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
+        others = [job for job in gpu.residents if not wish.admits(job.spec.owner)]
+        latest_s = max((job.at_most_s(now) for job in others), default=-inf)
+        return broken, latest_s > in_s, -gpu.gpu.index
+
+    return [gpu.id for gpu in sorted(gpus, key=rank)]

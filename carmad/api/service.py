@@ -24,7 +24,7 @@ from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.tasks import among
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
-from carmad.core.rules.quota import Limit, limit_of
+from carmad.core.rules.limits import Limit, limit_of
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower, SubmissionCheck

@@ -14,7 +14,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Environment, JobSpec, Owner, Script, Secrets
 from carmad.core.messages import Discovered, Step
-from carmad.core.rules.quota import Limit
+from carmad.core.rules.limits import Limit
 from carmad.core.scheduler import Scheduler
 
 Stored = Environment | Script | Secrets
@@ -79,8 +79,8 @@ class Tally:
     def begin(self, core: Scheduler) -> None:
         """Called in the core's thread, between two steps; from then on `note` keeps it current."""
         if not self.begun:
-            self.gpus, self.unread = tuple(core.gpus.values()), core.unread
-            self.limits = dict(core.limits)
+            self.gpus, self.unread = tuple(core.gpus.values()), core.state.fleet.unread
+            self.limits = dict(core.state.limits)
             self.begun = True
             self._count(core.jobs.rows.values())
 

@@ -30,13 +30,13 @@ from carmad.api.reasons import (
 from carmad.api.wire import SCHEMA, iso, with_labels
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus import idling
+from carmad.core.gpus.gpuview import OWN_MEMORY
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Decision, Reason, Verdict
-from carmad.core.rules.admission import PASSING
-from carmad.core.rules.joining import OWN_MEMORY
+from carmad.core.placing.view import PASSING
 from carmad.core.scene import Scene
 from carmad.readable import duration, gib
 from carmad.words import clock, first_few

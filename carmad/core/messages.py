@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from carmad.config import Settings
-from carmad.core.gpus.gpu import Gpu, GpuSample
+from carmad.core.gpus.gpu import Drain, Gpu, GpuSample
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Estimate, StageTimes
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
-from carmad.core.placing.decision import Decision
-from carmad.core.rules.quota import Limit
-from carmad.core.rules.reservations import Reservation
+from carmad.core.placing.decision import Decision, Failure
+from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Account
 from carmad.models import Model
 
@@ -427,25 +426,6 @@ def due_actions(job: Job) -> Iterator[Action]:
             yield Signal(job, job.spec.warn.signum)
     if job.awaits_estimate:
         yield EstimateMemory(job)
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """A GPU that takes no new jobs, and why."""
-
-    gpu: GpuId
-    reason: str
-    by: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A call to a plugin that failed."""
-
-    question: str  # the kind of call: see `carmad.core.placing.deciders`
-    number: int  # which call of this kind in the step, from 1
-    error: str
 
 
 @dataclass(frozen=True, slots=True)

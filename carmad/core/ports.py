@@ -11,32 +11,8 @@ from carmad.core.jobs.findings import Estimate, Prediction, Refusal
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.messages import Action, Step
-from carmad.core.placing.decision import Proposal
-from carmad.core.placing.view import View
 from carmad.explanation import ContextOut, ExplanationOut
 from carmad.models import Model
-
-
-class Policy(Protocol):
-    """Chooses GPUs for queued jobs. Pure: same view, same plan. State for the next plan is passed
-    on with `Remember`."""
-
-    @property
-    def name(self) -> str: ...
-
-    def order(self, job: Job) -> float:
-        """A queued job's sort key: lowest first, ties by arrival. Called once per change of
-        the job. Jobs in the recovery queue, and those with a lower `nice`, always go first."""
-        ...
-
-    def plan(self, view: View) -> tuple[Proposal, ...]:
-        """Proposals, in the order in which to carry them out.
-
-        A placement without GPUs says why that job waits. Jobs left out wait in line. The GPUs of
-        a preempted job are free only in a later view, when its processes are gone.
-        """
-        ...
 
 
 class Predictor(Protocol):
@@ -180,15 +156,3 @@ class Recovery(Protocol):
     def decide(self, job: Job, exit: Exit) -> Retry | None:
         """How to retry; None to give up. `job.failures` has the ends of earlier attempts."""
         ...
-
-
-class Store(Protocol):
-    """Makes a step durable: all of it, or, if it raises, nothing."""
-
-    def commit(self, step: Step) -> None: ...
-
-
-class World(Protocol):
-    """Carries out actions. Their outcomes come back later, as events."""
-
-    def perform(self, action: Action) -> None: ...

@@ -6,21 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Fairness
-from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpu import Drain, Gpu
 from carmad.core.gpus.gpuview import GpuView, Memo
 from carmad.core.gpus.readings import failed_gpu, memory_of
 from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.control import refusal
 from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.line import Held, Place, Room, blockers, host_room
+from carmad.core.jobs.ledger import Held, Place
+from carmad.core.jobs.line import (
+    Quotas,
+    Room,
+    blockers,
+    host_room,
+)
 from carmad.core.jobs.states import JobState
-from carmad.core.jobs.suspending import refusal
 from carmad.core.jobs.tasks import JobsById
-from carmad.core.messages import Drain
 from carmad.core.placing.decision import Decision, Reason
 from carmad.core.placing.view import View
-from carmad.core.rules.quota import Limit, Quotas
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Shares
 
 

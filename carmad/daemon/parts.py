@@ -32,7 +32,7 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, Noticed, Reconfigured, Step, Trained
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.daemon import doctor

@@ -21,12 +21,11 @@ from carmad.core.messages import (
     Submitted,
     Tick,
 )
-from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
-from carmad.loop import turn
+from carmad.loop import World, turn
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 
@@ -153,7 +152,7 @@ class Engine:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
             follower.hear(events)
-        others_wait = self._scheduler.has_line
+        others_wait = bool(self._scheduler.state.ledger.line())
         began = time.perf_counter()
         turn(
             self._scheduler,

@@ -13,7 +13,7 @@ import psutil
 
 from carmad.configwriting import Setting
 from carmad.core.jobs.attempt import GpuId
-from carmad.core.jobs.suspending import cost_s
+from carmad.core.jobs.control import cost_s
 from carmad.gpu.checkpoint import Checkpoints, Moves, Outcome
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, ONE_GPU, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown

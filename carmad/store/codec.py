@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, TypeAdapter
 from pydantic_core import to_json
 
+from carmad.core.gpus.gpu import Drain
 from carmad.core.gpus.sharing import JobSummary
 from carmad.core.happenings import happenings, notices, words
 from carmad.core.jobs.attempt import JobId
@@ -21,10 +22,9 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import params
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import Drain, Step
+from carmad.core.messages import Step
 from carmad.core.placing.decision import Decision
-from carmad.core.rules.quota import Limit
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Account
 from carmad.models import Model
 from carmad.store.damage import expect

@@ -27,24 +27,21 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
 from carmad.config import DECLARED_SINCE, Settings
-from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpu import Drain, Gpu
 from carmad.core.jobs.attempt import GpuId
 from carmad.core.jobs.history import BIN_S, BINS, Past, Submission
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.tasks import Outcome
 from carmad.core.messages import (
-    Drain,
     Event,
-    Failure,
     RequeueRequested,
     Sampled,
     Step,
     Submitted,
 )
-from carmad.core.placing.decision import Decision
-from carmad.core.rules.quota import Limit
-from carmad.core.rules.reservations import Reservation
+from carmad.core.placing.decision import Decision, Failure
+from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import NOBODY, Account, Ranks
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
@@ -231,7 +228,7 @@ class Journal(Follower):
             ),
             tuple(core.outcomes.rows.values()),
             tuple(scene.drains.values()),
-            tuple(core.history.runs),
+            tuple(core.state.history.runs),
             tuple(Submission(*each, jobs) for each, jobs in self._submissions.items()),
             tuple(scene.gpus.values()),
             tuple(self._recent),

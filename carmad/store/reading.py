@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
+from carmad.core.gpus.gpu import Drain
 from carmad.core.gpus.sharing import JobSummary
 from carmad.core.jobs.attempt import MAX_ID, GpuId, JobId
 from carmad.core.jobs.findings import Profile
@@ -24,9 +25,8 @@ from carmad.core.jobs.recurrence import command
 from carmad.core.jobs.spec import JobSpec, Owner, Secrets
 from carmad.core.jobs.states import ENDED, JobState
 from carmad.core.jobs.tasks import JobsById, Outcome
-from carmad.core.messages import Drain
 from carmad.core.placing.decision import Decision
-from carmad.core.rules.quota import Limit
+from carmad.core.rules.limits import Limit
 from carmad.core.rules.share import Account
 from carmad.errors import CarmaError
 from carmad.options import MAX_TASKS

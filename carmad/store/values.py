@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from carmad.core.gpus.gpu import Drain
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.history import Past, Submission, past
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import Outcome
-from carmad.core.messages import Drain
-from carmad.core.rules.quota import Limit
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Account
 
 

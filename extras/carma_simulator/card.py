@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from carma_simulator.experiment import GpuTotals, Load
 from carma_simulator.interference import Interference, speeds_by_mode
 from carmad.config import Monitor, Risk
-from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
-from carmad.core.gpus.window import Score, Window
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse, Score, Window
 from carmad.core.jobs.attempt import JobId, Mode
 from carmad.core.jobs.job import Job
 from carmad.gpu.kinds import GpuKind

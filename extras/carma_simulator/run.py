@@ -23,7 +23,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import ENDED, JobState
 from carmad.core.messages import Step
-from carmad.core.placing.deciders import ORDER
+from carmad.core.placing.decision import ORDER
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
 from carmad.loop import turn

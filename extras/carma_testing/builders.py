@@ -9,19 +9,18 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from carmad.config import Settings
-from carmad.core.gpus.gpu import Gpu, GpuSample
-from carmad.core.gpus.gpuview import GpuView, with_server
+from carmad.core.gpus.gpu import Gpu, GpuSample, Recent, Score
+from carmad.core.gpus.gpuview import GpuView, NodeView, by_node, with_server
 from carmad.core.gpus.readings import memory_of
-from carmad.core.gpus.window import Recent, Score
-from carmad.core.jobs import suspending
 from carmad.core.jobs.attempt import Attempt, Cause, EndedAttempt, Exit, GpuId, JobId, Suspension
+from carmad.core.jobs.control import refusal
 from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.states import ENDED, Active, JobState, Over, Paused, Status, Stopping, Waiting
 from carmad.core.placing.decision import Reason
-from carmad.core.placing.view import NodeView, View, by_node
+from carmad.core.placing.view import View
 from carmad.core.ports import Run, Trial, Warm
 from carmad.models import Model
 
@@ -159,7 +158,7 @@ def _preemptible(
             return {
                 job.id: "suspend"
                 for job in running.values()
-                if not suspending.refusal(job, mib[job.id], suspended, settings, now)
+                if not refusal(job, mib[job.id], suspended, settings, now)
             }
         case True:
             able = (job for job in running.values() if job.spec.requeue and not job.leaves)

@@ -14,7 +14,13 @@ from typing import ParamSpec
 
 from carma_testing.rules import EstimatorRules, PolicyRules, PredictorRules, RecoveryRules
 from carmad.config import Settings
-from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
+from carmad.core.placing.view import Policy
+from carmad.core.ports import (
+    Estimator,
+    Predictor,
+    Recovery,
+    Server,
+)
 
 P = ParamSpec("P")
 

@@ -32,7 +32,8 @@ from carmad.core.messages import (
     Suspend,
     Suspended,
 )
-from carmad.core.ports import Policy, Predictor, Recovery
+from carmad.core.placing.view import Policy
+from carmad.core.ports import Predictor, Recovery
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.loop import turn

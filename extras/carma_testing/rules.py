@@ -29,8 +29,15 @@ from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Proposal, Remember
-from carmad.core.placing.view import View
-from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Run, Server, Trial
+from carmad.core.placing.view import Policy, View
+from carmad.core.ports import (
+    Estimator,
+    Predictor,
+    Recovery,
+    Run,
+    Server,
+    Trial,
+)
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
 # -- policies

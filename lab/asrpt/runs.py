@@ -13,7 +13,7 @@ from carma_simulator.hardware import parse
 from carma_simulator.metrics import Times, has_finished, times
 from carmad.config import Links, Monitor, Settings
 from carmad.core.jobs.job import Job
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy
 from carmad.learning import forest
 from carmad.models import Lookup
 from lab.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made

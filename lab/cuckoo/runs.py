@@ -17,8 +17,7 @@ from carmad.config import Monitor, Settings
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.placing.decision import Placement, Proposal
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy, View
 from carmad.gpu.kinds import GpuKind
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from lab.cuckoo.truth import LAMBDA_GPU, FreeRunning, InStep, Truth

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any, TypeVar
 from unittest import mock
 
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy
 from carmad.plugin import Demand, GpuId, GpuView, Job, View
 from policies.lucid import room
 from policies.preemptive import Occupied, Preemptive

@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 
 from benchmarks.harness import Report, bullets, columns, verdict
 from carmad.config import Settings
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy
 from lab.data import DATA
 from lab.lucid.runs import PREEMPTION_S
 from lab.main import main

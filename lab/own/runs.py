@@ -14,7 +14,7 @@ from carma_simulator import metrics
 from carma_simulator.experiment import Experiment, Outcome
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings, Suspending
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy
 from lab.castor import gavel
 from lab.lucid.runs import PHYSICS
 from lab.own.families import Case

@@ -15,9 +15,9 @@ from carmad import configfile, guards, registry, replay
 from carmad.config import Settings
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import Failure, Step
-from carmad.core.placing.decision import Placement
-from carmad.core.placing.placer import deciders
+from carmad.core.messages import Step
+from carmad.core.placing.decision import Failure, Placement
+from carmad.core.state import FIRST_TRY_S
 from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
@@ -139,7 +139,7 @@ def test_the_policy_takes_over_again_with_its_own_order() -> None:
     assert [job.id for job in server.scene.line] == waiting, "magm's line: by arrival"
     assert story(server, waiting[0])[0] == "magm"
     fake.act = lambda: None
-    server.pass_time(deciders.FIRST_TRY_S + 1)
+    server.pass_time(FIRST_TRY_S + 1)
     assert [job.id for job in server.scene.line] == waiting[::-1], "the newest first"
     assert server.scheduler.acting.name == "fake"
     server.exit(first)

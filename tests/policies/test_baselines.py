@@ -8,8 +8,7 @@ import pytest
 
 from carma_testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
-from carmad.core.gpus.gpu import ProcessUse
-from carmad.core.gpus.window import Score
+from carmad.core.gpus.gpu import ProcessUse, Score
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Retry

@@ -10,8 +10,7 @@ from carmad.api.outlook import start_out
 from carmad.api.reasons import phrase
 from carmad.api.why import why_out
 from carmad.config import Collocation, Limits, Monitor, Settings, Suspending
-from carmad.core.gpus.gpu import GpuSample, ProcessUse
-from carmad.core.gpus.window import Score
+from carmad.core.gpus.gpu import GpuSample, ProcessUse, Score
 from carmad.core.jobs.attempt import Cause, Mode, Suspension
 from carmad.core.jobs.findings import Estimate, Indicator, Profile, Usage
 from carmad.core.jobs.job import Retry

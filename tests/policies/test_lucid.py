@@ -8,8 +8,7 @@ import pytest
 
 from carma_testing import FakeServer, a_gpu, a_view, changed, check_policy
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.core.gpus.gpu import GpuSample
-from carmad.core.gpus.window import Score
+from carmad.core.gpus.gpu import GpuSample, Score
 from carmad.core.jobs.attempt import Cause, Exit, Mode
 from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile
 from carmad.core.jobs.history import History

@@ -19,12 +19,17 @@ from carma_testing import changed
 from carmad.attempt import cgroup, process_tree, starting, supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import ATTEMPT_VARIABLE, launch_fields
+from carmad.core.gpus.gpu import Drain
 from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
 from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import ArrayTask, JobSpec
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import Drain, Event, Step, Tick
+from carmad.core.messages import (
+    Event,
+    Step,
+    Tick,
+)
 from carmad.core.placing.decision import Decision, Placement
 from carmad.gpu.emulated import KINDS, uuid_of
 from carmad.store.sql import SqlStore

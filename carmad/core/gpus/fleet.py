@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from itertools import chain
 
-from carmad.config import Settings
-from carmad.core.gpus.gpu import Gpu, GpuSample
-from carmad.core.gpus.gpuview import GpuView, free_memory, settling, stale, with_server
-from carmad.core.gpus.readings import failed_gpu, held_mib, memory_of, meter
-from carmad.core.gpus.window import Window
+from carmad.config import Monitor, Settings
+from carmad.core.gpus.gpu import Drain, Gpu, GpuSample, Window, choice, filter_gpus, held_mib
+from carmad.core.gpus.gpuview import (
+    GpuView,
+    NodeView,
+    by_node,
+    free_memory,
+    settling,
+    stale,
+    with_server,
+)
+from carmad.core.gpus.readings import (
+    failed_gpu,
+    memory_of,
+    meter,
+)
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.messages import Drain
-from carmad.core.placing.view import NodeView, by_node
-from carmad.core.rules.choice import choice, filter_gpus
-from carmad.core.rules.reservations import Reservation, slots
+from carmad.core.rules.limits import Reservation, slots
+
+Residents = Callable[[GpuId], tuple[Job, ...]]  # the jobs that hold a GPU
 
 
 class Fleet:
     """Caches a view of each GPU while it is valid, so that a step costs only what it changes."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._windows: dict[GpuId, Window] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.unread = ""  # why the GPUs are not known yet
@@ -45,19 +53,19 @@ class Fleet:
         self._left: dict[GpuId, dict[JobId, float]] = {}  # since the last reading, and when
         self._beside: dict[JobId, dict[GpuId, GpuSample]] = {}  # see `beside`
 
-    def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
+    def discover(self, settings: Settings, gpus: Iterable[Gpu], unread: str = "") -> None:
         """Set the GPUs; those that remain keep their windows."""
         self.unread = unread
         self.gpus.clear()
         self.gpus.update((gpu.id, gpu) for gpu in gpus)
         self.guarantees = any(gpu.guarantees for gpu in self.gpus.values())
-        monitor, weights = self._settings.monitor, self._settings.risk
         self._windows = {
-            gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus
+            gpu: self._windows.get(gpu) or Window(settings.monitor, settings.risk)
+            for gpu in self.gpus
         }
         self._faulty &= self.gpus.keys()
         self._stands_until.clear()
-        views = (self._view(gpu, (), 0.0) for gpu in self.gpus)
+        views = (self._view(settings.monitor, gpu, (), 0.0) for gpu in self.gpus)
         self._nodes, self.node_of = by_node(views)
         self.look_again()
 
@@ -92,23 +100,23 @@ class Fleet:
         self._outdated.update(gone.gpus if gone else ())
         return gone is not None
 
-    def note_bookings(self, now: float, ledger: Ledger) -> bool:
-        """Note which bookings are in use. False: nothing has changed."""
+    def renew_reservations(self, now: float, residents: Residents) -> bool:
+        """Note which bookings are in use, and cancel those that are not, and reservations that
+        will not recur. False: nothing has changed."""
         changed = False
         for id, each in self.reservations.items():
             if each.charged:
-                residents = (ledger.residents(gpu) for gpu in each.gpus)
-                owners = {job.spec.owner for job in chain.from_iterable(residents)}
+                there = chain.from_iterable(map(residents, each.gpus))
+                owners = {job.spec.owner for job in there}
                 self.reservations[id] = noted = each.note_use(owners, now)
                 changed |= noted is not each
+        for id in [id for id, each in self.reservations.items() if each.is_over(now)]:
+            changed |= self.unreserve(id)
         return changed
 
-    def over(self, now: float) -> list[int]:
-        """The reservations that will not recur, and the bookings that are not used."""
-        return [id for id, each in self.reservations.items() if each.is_over(now)]
-
-    def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
-        """Add a reading of a GPU with these `residents`; returns the previous one.
+    def add(self, sample: GpuSample, residents: tuple[Job, ...], gap_s: float) -> GpuSample | None:
+        """Add a reading of a GPU with these `residents`; returns the previous one. Nothing is
+        metered across a longer gap than `gap_s`.
 
         A reading of an unknown GPU is ignored, and so is one older than the last: after a failed
         commit, the core may be given the same reading again.
@@ -116,8 +124,8 @@ class Fleet:
         window = self._windows.get(sample.gpu)
         if window is None or (window.last and sample.at < window.last.at):
             return None
-        before, gap = window.last, self._settings.monitor.stale_s
-        usage = meter(self.usage, residents, before, sample, gap)
+        before = window.last
+        usage = meter(self.usage, residents, before, sample, gap_s)
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
@@ -167,16 +175,16 @@ class Fleet:
         """Which of the job's GPUs does not work, by its last reading, and why; "" if all do."""
         return failed_gpu(job, self.gpus, lambda gpu: self._windows[gpu].last)
 
-    def growth(self, gpu: GpuId) -> dict[JobId, float]:
+    def growth(self, gpu: GpuId, monitor: Monitor) -> dict[JobId, float]:
         """By how many MiB a second each job's memory grows there, by the last two readings that
         are about a period apart; empty if there are none."""
         readings = self.readings(gpu)
         if len(readings) < 2:
             return {}
-        last, period_s = readings[-1][0], self._settings.monitor.period_s
+        last = readings[-1][0]
         earlier = (sample for sample, _ in reversed(readings[:-1]))
-        before = next((each for each in earlier if last.at - each.at >= period_s / 2), None)
-        if before is None or last.at - before.at > self._settings.monitor.stale_s:
+        before = next((each for each in earlier if last.at - each.at >= monitor.period_s / 2), None)
+        if before is None or last.at - before.at > monitor.stale_s:
             return {}
         jobs = {process.job for process in last.processes if process.job is not None}
         return {
@@ -212,9 +220,12 @@ class Fleet:
             return estimate
         return replace(estimate, high=max(estimate.mib, most_mib))
 
-    def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
-        """Every node's current view. A node without changes is the same object as before."""
-        outdated = self._outdated | ledger.pop_touched()
+    def nodes(
+        self, settings: Settings, now: float, touched: Set[GpuId], residents: Residents
+    ) -> tuple[NodeView, ...]:
+        """Every node's current view. A node without changes is the same object as before.
+        `touched`: the GPUs on whose residents anything has changed since the last call."""
+        outdated = self._outdated | touched
         outdated.update(gpu for gpu, until in self._stands_until.items() if now > until)
         for each in self.reservations.values():  # how soon it is matters to each job differently
             outdated.update(each.gpus)
@@ -224,22 +235,28 @@ class Fleet:
             nodes = list(self._nodes)
             for at in {self.node_of[gpu] for gpu in outdated}:
                 gpus = [
-                    self._renew(old, ledger.residents(old.id), now) if old.id in outdated else old
+                    self._renew(settings.monitor, old, residents(old.id), now)
+                    if old.id in outdated
+                    else old
                     for old in nodes[at].gpus
                 ]
-                nodes[at] = NodeView(nodes[at].name, with_server(gpus, self._settings))
+                nodes[at] = NodeView(nodes[at].name, with_server(gpus, settings))
             self._nodes = tuple(nodes)
         return self._nodes
 
-    def _renew(self, old: GpuView, residents: tuple[Job, ...], now: float) -> GpuView:
+    def _renew(
+        self, monitor: Monitor, old: GpuView, residents: tuple[Job, ...], now: float
+    ) -> GpuView:
         here, last = {job.id for job in residents}, self._windows[old.id].last
         gone = dict.fromkeys((job.id for job in old.residents), now) | self._left.get(old.id, {})
         left = {job: at for job, at in gone.items() if job not in here and last and last.at <= at}
         self._left[old.id] = left
-        return replace(self._view(old.id, residents, now), left=frozenset(left))
+        return replace(self._view(monitor, old.id, residents, now), left=frozenset(left))
 
-    def _view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
-        window, monitor = self._windows[gpu], self._settings.monitor
+    def _view(
+        self, monitor: Monitor, gpu: GpuId, residents: tuple[Job, ...], now: float
+    ) -> GpuView:
+        window = self._windows[gpu]
         early, fresh = (
             settling(gpu, residents, window.since, now, monitor, window_s)
             for window_s in (monitor.known_s, monitor.window_s)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from carmad.config import Monitor, Settings
-from carmad.core.gpus.gpu import Gpu, GpuSample
-from carmad.core.gpus.readings import held_mib
-from carmad.core.gpus.window import Recent, Score
+from carmad.core.gpus.gpu import Gpu, GpuSample, Recent, Score, held_mib, uses_gpu
 from carmad.core.jobs.attempt import GpuId, JobId, Mode
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason
-from carmad.core.rules.reservations import Slot
+from carmad.core.rules.limits import Slot
 
 T = TypeVar("T")
-
 REMEMBERED = 256  # results per value
+ASSUMED_ACTIVITY = 0.6  # of a job that has never been measured
+MOST_ACTIVITY = 1.0  # of a GPU, with the job that joins
+GROWTH = 1.25  # the memory of a job that has computed for some seconds only may still grow by this
+OWN_MEMORY = "the memory of this job is not known"
 
 
 class Memo:
@@ -245,3 +246,135 @@ def computes_since(job: Job, gpu: GpuId) -> float | None:
     if seen is not None and job.current and job.current.resumed_at is not None:
         return max(seen, job.current.resumed_at)
     return seen
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One server's GPUs. A node or a GPU on which nothing has changed is the same object in every
+    view, so what its `memo` has cached stays valid."""
+
+    name: str
+    gpus: tuple[GpuView, ...]
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
+
+    def gpu(self, gpu: GpuId) -> GpuView:
+        return next(g for g in self.gpus if g.id == gpu)
+
+    def clients_of_others(self, uid: int | None) -> frozenset[JobId]:
+        """The jobs that must end before the MPS server of the whole node can serve this user; none
+        if there is no such server, or the user (None) needs none."""
+        if uid is None:
+            return frozenset()
+        served = (gpu for gpu in self.gpus if gpu.mps_user)
+        clients = (job for gpu in served for job in gpu.residents if is_client(job))
+        return frozenset(job.id for job in clients if job.spec.uid != uid)
+
+    def with_resident(self, gpu: GpuId, job: Job, settings: Settings) -> NodeView:
+        """This node just after `job` was placed on `gpu`, or was promised it."""
+        given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)
+        return NodeView(self.name, with_client(given, job, settings))
+
+
+def by_node(gpus: Iterable[GpuView]) -> tuple[tuple[NodeView, ...], dict[GpuId, int]]:
+    """The nodes, in order of first appearance, and the index of each GPU's node."""
+    nodes: dict[str, list[GpuView]] = {}
+    for view in gpus:
+        nodes.setdefault(view.gpu.node, []).append(view)
+    places = {view.id: at for at, views in enumerate(nodes.values()) for view in views}
+    return tuple(NodeView(name, tuple(views)) for name, views in nodes.items()), places
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a job before it runs."""
+
+    mib: int  # memory per GPU: declared, estimated or measured in earlier runs; 0: unknown
+    activity: float | None
+    group: str
+
+
+def knowledge(job: Job) -> Known:
+    """Nothing is known of the memory of a job that has just run out of it."""
+    mib = max(job.need.safe_mib if job.need else 0, job.profile.peak_mib if job.profile else 0)
+    if job.suspension:
+        mib = job.suspension.gpu_mib
+    return Known(
+        0 if job.retry else mib,
+        job.profile.activity if job.profile else None,
+        "" if job.retry else job.group,
+    )
+
+
+def find_unknown(known: Known, gpu: GpuView, monitor: Monitor) -> str:
+    """Say whose memory is not known; "" if all of it is."""
+    alike = _seen_mib(known, gpu)
+    if not (known.mib or alike):
+        return OWN_MEMORY
+    for job in gpu.residents:
+        if not (_resident_mib(job, gpu, monitor) or (alike and job.group == known.group)):
+            return f"the memory of job {job.id} is not known"
+    return ""
+
+
+def find_excess(known: Known, gpu: GpuView, settings: Settings) -> str:
+    """Say what there may be too much of, where all memory is known; "" if nothing."""
+    alike = _seen_mib(known, gpu)
+    free_mib = gpu.free_mib
+    for job in gpu.residents:
+        its_mib = _resident_mib(job, gpu, settings.monitor) or alike
+        free_mib -= max(0, its_mib - gpu.counted_mib(job))
+    most_mib = max(map(gpu.held_mib, _alike(known, gpu)), default=0)
+    if (max(known.mib, most_mib) if known.mib else alike) > free_mib:
+        return "there may be too little memory for this job"
+    shown = find_load(gpu, settings.monitor)
+    if shown is None:
+        return "its load is not known yet"
+    each = shown / len(gpu.residents)
+    load = sum(_activity(job, gpu, each) for job in gpu.residents)
+    same = [_activity(job, gpu, each) for job in _alike(known, gpu)]
+    more = max(same, default=ASSUMED_ACTIVITY) if known.activity is None else known.activity
+    if load >= settings.risk.sm_active or load + more > MOST_ACTIVITY:
+        return "it may be too busy with this job"
+    return ""
+
+
+def find_load(gpu: GpuView, monitor: Monitor) -> float | None:
+    """The activity there in the last seconds in which all residents computed; None: it is not
+    known."""
+    if gpu.sample is None:
+        return None
+    latest = max((computes_since(job, gpu.id) or 0.0 for job in gpu.residents), default=0.0)
+    return gpu.recent.activity(max(latest, gpu.sample.at - monitor.known_s))
+
+
+def _alike(known: Known, gpu: GpuView) -> Iterable[Job]:
+    """The residents of its group that have run a kernel and train with whole batches."""
+    return (
+        job
+        for job in gpu.residents
+        if known.group and job.group == known.group
+        if job.accumulation == 1 and computes_since(job, gpu.id) is not None
+    )
+
+
+def _seen_mib(known: Known, gpu: GpuView) -> int:
+    """What a job of the group may take at most, by those that are there; 0: none is, or it cannot
+    be read."""
+    return round(GROWTH * max(map(gpu.held_mib, _alike(known, gpu)), default=0))
+
+
+def _resident_mib(job: Job, gpu: GpuView, monitor: Monitor) -> int:
+    """0: unknown, as is what takes more than was said of it."""
+    mib, since, held_mib = knowledge(job).mib, computes_since(job, gpu.id), gpu.held_mib(job)
+    if gpu.sample and since is not None and gpu.sample.at - since >= monitor.window_s:
+        return max(mib, held_mib)
+    return mib if held_mib <= mib else 0
+
+
+def _activity(job: Job, gpu: GpuView, measured: float) -> float:
+    """The larger of what is known, or assumed while it does not show, and its part of what is
+    measured."""
+    known = knowledge(job).activity
+    if known is None:
+        known = 0.0 if gpu.sample and uses_gpu(job.id, gpu.sample) else ASSUMED_ACTIVITY
+    return max(known, measured)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Monitor, Settings
-from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
+from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse, held_mib, uses_gpu
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Indicator, Profile, Usage
 from carmad.core.jobs.job import Job
@@ -20,16 +20,7 @@ FAINT = 0.01  # utilisation that a context without kernels may show for a moment
 RISE = 0.05  # of the GPU's activity, beyond all readings of the last window: a new load
 STEADY = 0.01  # relative change of memory over a window that still counts as none
 IDLE_WARNING_S = 600.0  # before the end of an idle job, or half of the limit if that is less
-
 Reading = tuple[GpuSample, float]  # with the seconds that it covers
-
-
-# -- usage
-
-
-def held_mib(job: JobId, sample: GpuSample) -> int:
-    """MiB that the job's processes hold on a GPU, by its reading."""
-    return sum(process.memory_mib or 0 for process in sample.processes if process.job == job)
 
 
 def failed_gpu(
@@ -83,7 +74,7 @@ def meter(
             energy_j=old.energy_j + joules / len(residents),
             sm_seconds=old.sm_seconds + busy * seconds,
             gpu_seconds=old.gpu_seconds + seconds,
-            idle_seconds=old.idle_seconds + (0.0 if uses_gpu(job, sample) else seconds),
+            idle_seconds=old.idle_seconds + (0.0 if uses_gpu(job.id, sample) else seconds),
         )
     return changed
 
@@ -100,8 +91,6 @@ def energy_j(before: GpuSample | None, sample: GpuSample, seconds: float) -> flo
 
 
 # -- profiles
-
-
 @dataclass(slots=True)
 class _Sums:
     """Time-weighted sums of one indicator."""
@@ -169,8 +158,6 @@ def _had_run_by(at: float, job: Job, sample: GpuSample) -> bool:
 
 
 # -- the first kernel
-
-
 def has_run_kernel(job: Job, readings: Sequence[Reading], alone: bool, settings: Settings) -> bool:
     """Whether the job has run its first kernel on a GPU (CARMA paper, 3.2).
 
@@ -258,8 +245,6 @@ def _processes(job: Job, sample: GpuSample) -> list[ProcessUse]:
 
 
 # -- idleness
-
-
 class Idleness:
     """For how long jobs have not used their GPUs. Only time with readings counts: nobody is to
     blame for a driver that hangs."""
@@ -280,7 +265,7 @@ class Idleness:
                 if job.spec.process:
                     continue
                 here_s = 0.0
-                if not uses_gpu(job, sample):
+                if not uses_gpu(job.id, sample):
                     here_s = self._idle_s.get(job.id, 0.0) + passed_s
                 idle_s[job.id] = min(here_s, idle_s.get(job.id, here_s))
         self._idle_s = idle_s
@@ -303,11 +288,3 @@ class Idleness:
         if idle_s < limit_s:
             return False, f"does not use its GPUs: it will be {what} once that lasts {limit}"
         return True, f"was {what} because it had not used its GPUs for {limit}"
-
-
-def uses_gpu(job: Job, sample: GpuSample) -> bool:
-    """Whether one of its processes computed, as far as the source can tell."""
-    own = [each for each in sample.processes if each.job == job.id]
-    if all(each.sm_util is not None for each in own):
-        return any(each.sm_util for each in own)
-    return sample.activity is None or sample.activity > 0

@@ -159,7 +159,7 @@ def _against(stays: Sequence[Stay], runs: Sequence[float], source: Source) -> Sl
 
 
 def _by_steps(job: JobSummary, stays: Sequence[Stay]) -> Slowdown | None:
-    ratios = {each.neighbour: max(1.0, each.ratio) for each in job.company}
+    ratios = {JobId(each.neighbour): max(1.0, each.ratio) for each in job.company}
     return _over(stays, ratios, "steps", error=0.0)
 
 

@@ -6,16 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from carmad.config import Settings
+from carmad.config import Settings, Suspending
 from carmad.core.gpus.gpu import Gpu
-from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, JobId
+from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, GpuId, JobId, Mode
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.line import unmet_dependency
 from carmad.core.jobs.spec import After, JobSpec
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import UpdateRequested
+from carmad.core.messages import (
+    UpdateRequested,
+)
 from carmad.options import OPTIONS, RUNNING
-from carmad.readable import duration
+from carmad.readable import duration, gib
+
+QUANTUM = 30.0  # a job runs for so many times what suspending it costs, before the next suspension
+OVERSTAYED = "it was suspended for longer than suspend.parked_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +201,109 @@ def _end_words(job: Job) -> str:
 
 def _words(state: JobState) -> str:
     return state.value.replace("_", " ")
+
+
+def unmet_dependency(job: Job, ended: Mapping[JobId, JobState]) -> After | None:
+    """A dependency of the job that ended the wrong way, if any."""
+    for after in job.spec.after:
+        state = ended.get(after.job)
+        if state is not None and not after.kind.accepts(state):
+            return after
+    return None
+
+
+def cost_s(mib: int, settings: Suspending) -> float:
+    """What it takes to move so much memory to the host and back."""
+    return mib / settings.out_mib_s + mib / settings.in_mib_s + 2 * settings.fixed_s
+
+
+def refusal(
+    job: Job,
+    mib: Mapping[GpuId, int],
+    suspended: Iterable[Job],
+    settings: Settings,
+    now: float,
+    asked: bool = False,
+) -> str:
+    """Why the job cannot be suspended now, for people, after its name; "" if it can. `mib`: what it
+    holds on each of its GPUs that can be read; `suspended`: all jobs with a suspension; `asked`:
+    until somebody resumes it, as it may be already, for others."""
+    if asked and job.state in (JobState.SUSPENDING, JobState.SUSPENDED):
+        return _over_share(job, host_mib(job), suspended, settings)
+    if why := unfit(job, mib, settings, now):
+        return why
+    suspended = tuple(suspended)
+    holds_mib, all_mib = sum(mib.values()), settings.suspend.host_memory_mib
+    room_mib = host_room_mib(suspended, settings)
+    if holds_mib > room_mib:
+        return (
+            f"holds {gib(holds_mib)} on GPUs, and of the host's memory for suspended jobs"
+            f" {gib(room_mib)} of {gib(all_mib)} are left ([suspend] host_memory_mib)"
+        )
+    return _over_share(job, holds_mib, suspended, settings) if asked else ""
+
+
+def _over_share(job: Job, mib: int, suspended: Iterable[Job], settings: Settings) -> str:
+    """Why its owner's suspended jobs may not take so much more of the host's memory; "": they
+    may."""
+    theirs = [each for each in suspended if each.held and each.spec.owner == job.spec.owner]
+    all_mib = settings.suspend.host_memory_mib
+    parked_mib = all_mib - host_room_mib(theirs, settings)
+    most_mib = int(settings.suspend.per_user * all_mib)
+    if parked_mib and parked_mib + mib > most_mib:
+        return (
+            f"takes {gib(mib)}, and its owner's suspended jobs have {gib(parked_mib)}"
+            f" of the host's memory, of {gib(most_mib)} at most ([suspend] per_user)"
+        )
+    return ""
+
+
+def unfit(job: Job, mib: Mapping[GpuId, int], settings: Settings, now: float) -> str:
+    """As `refusal`, if the host had room."""
+    its = job.current
+    if its is None or job.state is not JobState.RUNNING:
+        return f"is {job.state}: only a running job can be suspended"
+    if why := never(job, settings):
+        return why
+    if len(its.suspended_lately(now)) >= settings.suspend.most_per_hour:
+        return f"has been suspended {settings.suspend.most_per_hour} times within an hour"
+    quantum_s = QUANTUM * cost_s(sum(mib.values()), settings.suspend)
+    if its.resumed_at is not None and now - its.resumed_at < quantum_s:
+        return f"has just resumed: it runs for {duration(quantum_s)} at least"
+    if mib.keys() != set(job.gpus):
+        return "has a GPU that cannot be read"
+    return ""
+
+
+def overstayed_s(job: Job, settings: Settings, now: float) -> float:
+    """How long it has been suspended beyond the time for which it is left alone; 0: it has not, or
+    nobody wants it to be suspended."""
+    its = job.suspension
+    if not its or not job.held or job.state is not JobState.SUSPENDED:
+        return 0.0
+    return max(0.0, its.has_parked_s(now) - settings.suspend.parked_s)
+
+
+def host_room_mib(suspended: Iterable[Job], settings: Settings) -> int:
+    """What the host can still take. `suspended`: all jobs with a suspension."""
+    return max(0, settings.suspend.host_memory_mib - sum(map(host_mib, suspended)))
+
+
+def host_mib(job: Job) -> int:
+    return job.suspension.host_mib if job.suspension else 0
+
+
+def never(job: Job, settings: Settings) -> str:
+    """Why the job cannot be suspended at any time, as it runs; "" if it can."""
+    if not settings.suspend.host_memory_mib:
+        return "cannot be suspended: this server suspends no jobs ([suspend] host_memory_mib)"
+    if not job.gpus:
+        return "has no GPUs"
+    if job.mode in (Mode.MPS, Mode.MIG, None):
+        where = "on a MIG instance" if job.mode is Mode.MIG else "under MPS"
+        return f"cannot be suspended: it runs {where}, where the driver cannot do that"
+    if its := job.spec.allocation:
+        return f"cannot be suspended: it is part of a job of {its.system}'s, whose time goes on"
+    if job.unsuspendable:
+        return f"cannot be suspended: {job.unsuspendable}"
+    return ""

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Literal
 
-from carmad.config import Settings
-from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.gpu import GpuSample
-from carmad.core.gpus.readings import held_mib
+from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.sharing import label
-from carmad.core.gpus.watching import Watch
 from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, Cause, Exit, GpuId, JobId
-from carmad.core.jobs.history import past
-from carmad.core.jobs.job import Job, Retry, advance, end, requeue, stopping
-from carmad.core.jobs.knowledge import Knowledge, ask_again
-from carmad.core.jobs.ledger import Ledger
-from carmad.core.jobs.line import unmet_dependency
+from carmad.core.jobs.job import Job, Retry, advance, requeue, stopping
+from carmad.core.jobs.knowledge import ask_again, end
 from carmad.core.jobs.states import EndState, JobState, Waiting
-from carmad.core.messages import Action, EstimateMemory, Exited
-from carmad.core.placing.deciders import DECIDE, Calls, describe
-from carmad.core.ports import Recovery
+from carmad.core.messages import EstimateMemory, Exited
+from carmad.core.placing.decision import (
+    DECIDE,
+    describe,
+)
 from carmad.core.rules import promises
-from carmad.core.rules.guarantees import STEP_MIB
-from carmad.core.rules.share import Shares
+from carmad.core.rules.promises import STEP_MIB
+from carmad.core.state import State
 from carmad.readable import gib
 
 SIGINT = 2
@@ -34,128 +30,77 @@ MOST_UNSTARTED = 12  # attempts in a row, each of which the server had ten secon
 FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
 
 
-class Endings:
-    """Ends attempts and jobs."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        fleet: Fleet,
-        knowledge: Knowledge,
-        watch: Watch,
-        recovery: Recovery,
-        calls: Calls,
-        shares: Shares,
-    ) -> None:
-        self._ledger = ledger
-        self._fleet = fleet
-        self._knowledge = knowledge
-        self._watch = watch
-        self._recovery = recovery
-        self._calls = calls
-        self._shares = shares
-
-    def end_attempt(self, event: Exited, settings: Settings) -> list[Action]:
-        """Requeue the attempt's job, or end it. Stale and repeated reports change nothing."""
-        job = self._ledger.jobs.get(event.job)
-        if job is None or not job.lives or job.attempt != event.attempt:
-            return []
-        stop = event.stop  # the disk was full when it was stopped
-        if job.spec.interactive and job.stop is None and _was_interrupted(event.exit):
-            stop = Cause.CANCELLED
-            event = replace(event, exit=replace(event.exit, evidence=BY_CTRL_C))
-        if event.exit.cause is Cause.FAILURE and (failure := self._fleet.failure(job)):
-            evidence = "; ".join(filter(None, (failure, event.exit.evidence)))
-            event = replace(event, exit=replace(event.exit, evidence=evidence))
-        if stop and job.stop not in FOR_GOOD:
-            job = stopping(job, stop)
-            self._ledger.put(job)
-        retries = Retries(
-            lambda job, exit: self._calls.make(DECIDE, lambda: self._recovery.decide(job, exit)),
-            settings.recovery.retries,
-            settings.monitor.external_mib,
-            self._fleet.usable(job.spec),
+def on_exited(state: State, event: Exited) -> None:
+    """Requeue the attempt's job, or end it. Stale and repeated reports change nothing."""
+    job = state.ledger.jobs.get(event.job)
+    if job is None or not job.lives or job.attempt != event.attempt:
+        return
+    stop = event.stop  # the disk was full when it was stopped
+    if job.spec.interactive and job.stop is None and _was_interrupted(event.exit):
+        stop = Cause.CANCELLED
+        event = replace(event, exit=replace(event.exit, evidence=BY_CTRL_C))
+    if event.exit.cause is Cause.FAILURE and (failure := state.fleet.failure(job)):
+        evidence = "; ".join(filter(None, (failure, event.exit.evidence)))
+        event = replace(event, exit=replace(event.exit, evidence=evidence))
+    if stop and job.stop not in FOR_GOOD:
+        job = stopping(job, stop)
+        state.ledger.put(job)
+    retries = Retries(
+        lambda job, exit: state.calls.make(DECIDE, lambda: state.recovery.decide(job, exit)),
+        state.settings.recovery.retries,
+        state.settings.monitor.external_mib,
+        state.fleet.usable(job.spec),
+    )
+    beside = state.fleet.beside(job)
+    its = ending(job, event, beside, retries, partial(_name, state))
+    _blame(state, job, its.exit, beside, event.at)
+    if its.state is not JobState.QUEUED:
+        end(state, job, its.state, its.exit, its.at)
+        if its.state is JobState.SUCCEEDED:
+            state.actions += ask_again(state.ledger.alike(job.group))
+        return
+    again = job.stop is Cause.REQUEUED
+    barred = its.exit.evidence if its.exit.cause is Cause.NO_ACCOUNT else ""
+    state.ledger.put(
+        requeue(
+            state.fleet.with_usage(job),
+            JobState.PENDING if job.estimate_late else JobState.QUEUED,
+            replace(its.exit, tail=()),
+            its.at,
+            retry=None if again else its.retry,
+            requeued_after=job.attempt if again else job.requeued_after,
+            overtaken=0,
+            held=job.held or its.exit.cause is Cause.NO_ACCOUNT,
+            barred=barred,
         )
-        beside = self._fleet.beside(job)
-        its = ending(job, event, beside, retries, self._name)
-        actions = self._blame(job, its.exit, beside, event.at)
-        if its.state is not JobState.QUEUED:
-            self.end(job, its.state, its.exit, its.at)
-            if its.state is JobState.SUCCEEDED:
-                actions += ask_again(self._ledger.alike(job.group))
-            return actions
-        again = job.stop is Cause.REQUEUED
-        barred = its.exit.evidence if its.exit.cause is Cause.NO_ACCOUNT else ""
-        self._ledger.put(
-            requeue(
-                self._fleet.with_usage(job),
-                JobState.PENDING if job.estimate_late else JobState.QUEUED,
-                replace(its.exit, tail=()),
-                its.at,
-                retry=None if again else its.retry,
-                requeued_after=job.attempt if again else job.requeued_after,
-                overtaken=0,
-                held=job.held or its.exit.cause is Cause.NO_ACCOUNT,
-                barred=barred,
-            )
-        )
-        return actions
+    )
 
-    def _name(self, id: JobId) -> str:
-        job = self._ledger.jobs.get(id)
-        return label(job) if job else str(id)
 
-    def _blame(
-        self, victim: Job, exit: Exit, beside: Sequence[GpuSample], now: float
-    ) -> list[Action]:
-        """Note whose false promise ended this attempt. From the second on, the jobs of that user
-        that wait are estimated anew."""
-        if exit.cause is not Cause.GPU_OOM:
-            return []
-        actions: list[Action] = []
-        residents = {each.id: each for gpu in victim.gpus for each in self._ledger.residents(gpu)}
-        for culprit, used_mib in promises.culprits(victim, exit, beside, residents.values()):
-            owner = culprit.spec.owner
-            self._shares.note_broken(owner, culprit.id, now)
-            doubted = self._shares.broken(owner, now)
-            confession = promises.confess(culprit, used_mib, victim)
-            more = promises.second_time() if doubted else ""
-            self._ledger.note(culprit.id, confession + more)
-            for job in self._ledger.line() if doubted else ():
-                if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
-                    anew = replace(job, doubted=True, estimate=None)
-                    if job.state is JobState.QUEUED:
-                        anew = advance(anew, Waiting(JobState.PENDING))
-                    self._ledger.put(anew)
-                    actions.append(EstimateMemory(anew))
-        return actions
+def _name(state: State, id: JobId) -> str:
+    job = state.ledger.jobs.get(id)
+    return label(job) if job else str(id)
 
-    def end(self, job: Job, state: EndState, exit: Exit, now: float) -> None:
-        """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
-        job = self._knowledge.with_final_profile(job, state)
-        ended = end(job, state, exit, now)
-        self._record(self._with_advice(ended) if job.lives else ended)
-        self._watch.inform_others(ended, now)
-        ends: list[tuple[range, JobState]] = [(job.ids, state)]
-        for ids, how in ends:  # it grows while iterating: recursion could exhaust the stack
-            for id, waiting in self._ledger.dependents(ids):
-                if why := dependency_exit(waiting, {id: how}):
-                    self._record(end(waiting, JobState.CANCELLED, why, now))
-                    ends.append((waiting.ids, JobState.CANCELLED))
 
-    def _with_advice(self, job: Job) -> Job:
-        """The job, which has ended, with what it should ask for next time."""
-        gpus = (self._fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in self._fleet.gpus)
-        advice = promises.advise(job, min(gpus, default=None))
-        if not advice:
-            return job
-        others = (note for note in job.notes if not note.startswith(promises.USES_MORE))
-        return replace(job, notes=(*others, advice))
-
-    def _record(self, job: Job) -> None:
-        self._ledger.put(job)
-        if run := past(job):
-            self._knowledge.history.remember(run)
+def _blame(state: State, victim: Job, exit: Exit, beside: Sequence[GpuSample], now: float) -> None:
+    """Note whose false promise ended this attempt. From the second on, the jobs of that user
+    that wait are estimated anew."""
+    if exit.cause is not Cause.GPU_OOM:
+        return
+    residents = {each.id: each for gpu in victim.gpus for each in state.ledger.residents(gpu)}
+    for culprit, used_mib in promises.culprits(victim, exit, beside, residents.values()):
+        owner = culprit.spec.owner
+        state.shares.note_broken(owner, culprit.id, now)
+        doubted = state.shares.broken(owner, now)
+        confession = promises.confess(culprit, used_mib, victim)
+        more = promises.second_time() if doubted else ""
+        state.ledger.note(culprit.id, confession + more)
+        for job in state.ledger.line() if doubted else ():
+            if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
+                anew = replace(job, doubted=True, estimate=None)
+                if job.state is JobState.QUEUED:
+                    anew = advance(anew, Waiting(JobState.PENDING))
+                state.ledger.put(anew)
+                state.actions.append(EstimateMemory(anew))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +261,3 @@ def _count_unstarted(job: Job) -> int:
 
 def _was_lost_before(job: Job) -> bool:
     return any(failure.cause is Cause.LOST for failure in job.failures)
-
-
-def dependency_exit(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
-    """The exit of a job whose dependency can no longer be met; None if it still can."""
-    culprit = unmet_dependency(job, ended)
-    if culprit is None or job.lives:
-        return None
-    return Exit(Cause.DEPENDENCY, evidence=f"{culprit} ended as {ended[culprit.job]}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from carmad.core.jobs.attempt import JobId
-
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
@@ -98,7 +96,7 @@ class Profile:
     seconds: float  # that it was watched for; 0: it showed no kernel
     peak_mib: int = 0
     indicators: tuple[Indicator, ...] = ()
-    of: JobId | None = None  # the earlier job that was measured; None: this one itself
+    of: int | None = None  # the id of the earlier job that was measured; None: this one itself
     gpu: str = ""  # the kind of GPU; "": not recorded
 
     def mean(self, name: str) -> float | None:
@@ -132,7 +130,7 @@ class Loaded:
 class Company:
     """How much a job's steps were slowed by one other job on its GPUs."""
 
-    neighbour: JobId
+    neighbour: int
     ratio: float  # xi: its step time beside the neighbour over that alone
     own: Loaded
     other: Loaded

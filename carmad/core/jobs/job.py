@@ -390,7 +390,7 @@ def requeue(job: Job, state: NewState, exit: Exit, at: float, **changes: Any) ->
     return advance(job, Waiting(state), earlier=earlier, **changes)
 
 
-def end(job: Job, state: EndState, exit: Exit, at: float) -> Job:
+def over(job: Job, state: EndState, exit: Exit, at: float) -> Job:
     """The job at its end, with its attempt if one was in progress."""
     its = _last_attempt(job, exit, at) if job.lives else None
     return advance(job, Over(state, exit, at, its))

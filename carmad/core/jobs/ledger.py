@@ -3,14 +3,91 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from carmad.core.jobs.attempt import Cause, GpuId, JobId
-from carmad.core.jobs.job import Job, stopping
-from carmad.core.jobs.line import Held, Place, is_conditional, place_in_line
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.job import Job
+from carmad.core.jobs.spec import JobSpec, Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import Ended, JobsById, Outcome, among, part
-from carmad.core.messages import Stop
-from carmad.core.rules.share import Rates, Standing
+from carmad.core.rules.share import (
+    Rates,
+    Standing,
+)
+
+CPUS, MEMORY = "cpus", "host_memory_mib"  # fields of `JobSpec`
+K = TypeVar("K")
+Place = tuple[bool, bool, int, float, int, float, JobId]
+
+
+def place_in_line(job: Job, order: float, standing: Standing = (True, 0)) -> Place:
+    """The recovery queue first (CARMA paper, 3.5), then urgent jobs, then by niceness, by the
+    policy's `order`, by its user's rank, and by arrival."""
+    usual, rank = standing
+    return (job.retry is None, usual, job.spec.nice, order, rank, job.submitted_at, job.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host.
+    Suspended ones keep all but the GPUs."""
+
+    gpus: Counter[Owner] = field(default_factory=Counter)
+    tasks: Counter[JobId] = field(default_factory=Counter)
+    host: Counter[str] = field(default_factory=Counter)  # by field of `JobSpec`
+    of_host: dict[JobId, JobSpec] = field(default_factory=dict)  # the jobs that have a part of it
+
+    def give(self, job: Job) -> None:
+        """The job has got GPUs."""
+        _add(self.gpus, job.spec.owner, len(job.gpus))
+
+    def take(self, job: Job) -> None:
+        """It holds none any more."""
+        _add(self.gpus, job.spec.owner, -len(job.gpus))
+
+    def begin(self, job: Job) -> None:
+        """An attempt of it has begun."""
+        self._count(job, 1)
+        if asks_for_host(job.spec):
+            self.of_host[job.id] = job.spec
+
+    def end(self, job: Job) -> None:
+        """The attempt has ended."""
+        self._count(job, -1)
+        self.of_host.pop(job.id, None)
+
+    def copy(self) -> Held:
+        return Held(self.gpus.copy(), self.tasks.copy(), self.host.copy(), self.of_host.copy())
+
+    def _count(self, job: Job, sign: int) -> None:
+        for kind in (CPUS, MEMORY):
+            self.host[kind] += sign * (getattr(job.spec, kind) or 0)
+        if job.spec.array:
+            _add(self.tasks, job.spec.array.array, sign)
+
+
+def asks_for_host(spec: JobSpec) -> bool:
+    return spec.cpus is not None or spec.host_memory_mib is not None
+
+
+def _add(counts: Counter[K], key: K, number: int) -> None:
+    counts[key] += number
+    if not counts[key]:
+        del counts[key]  # users and arrays come and go
+
+
+def is_conditional(job: Job) -> bool:
+    """Whether anything besides GPUs and quotas may keep it waiting, or it wants no GPU: rare."""
+    spec = job.spec
+    limited = spec.array is not None and spec.array.limit is not None
+    waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
+    waits = waits or job.suspension is not None
+    estimating = job.state is JobState.PENDING
+    return waits or estimating or not spec.gpus or asks_for_host(spec)
+
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
 
@@ -85,12 +162,6 @@ class Ledger:
             self._join_line(job)
         elif job.holds_gpus:
             self._hold(job)
-
-    def stop(self, job: Job, cause: Cause) -> Stop:
-        """Begin to stop a job that holds GPUs, runs without any, or is suspended."""
-        stopped = stopping(job, cause)
-        self.put(stopped)
-        return Stop(stopped)
 
     def note(self, id: JobId, note: str) -> None:
         """Something that the owner of a live job should know."""

@@ -7,97 +7,31 @@ pass a large one for ever. A job that asks for nothing counts for nothing, and w
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import islice
-from typing import TypeVar
 
-from carmad.config import Host
+from carmad.config import Host, Limits
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
+from carmad.core.jobs.ledger import (
+    CPUS,
+    MEMORY,
+    Held,
+    asks_for_host,
+    place_in_line,
+)
 from carmad.core.jobs.spec import After, JobSpec, Owner
-from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason
-from carmad.core.rules.quota import Quotas
-from carmad.core.rules.share import HostPart, Standing, host_part
+from carmad.core.rules.limits import DAYS, DEFAULT, Limit, Period, Subject, default_limit, limit_of
+from carmad.core.rules.share import DAY_S, HOUR_S, HostPart, Shares, Standing, frees_at, host_part
 from carmad.readable import gib
 
 FEW = 8  # dependencies of a job that are named
 NAMED = 3  # jobs that a reason names: those that have most of the host
-CPUS, MEMORY = "cpus", "host_memory_mib"  # fields of `JobSpec`
-
-
-K = TypeVar("K")
-Place = tuple[bool, bool, int, float, int, float, JobId]
-
-
-def place_in_line(job: Job, order: float, standing: Standing = (True, 0)) -> Place:
-    """The recovery queue first (CARMA paper, 3.5), then urgent jobs, then by niceness, by the
-    policy's `order`, by its user's rank, and by arrival."""
-    usual, rank = standing
-    return (job.retry is None, usual, job.spec.nice, order, rank, job.submitted_at, job.id)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What running jobs hold: GPUs per user, tasks per array, CPUs and memory of the host.
-    Suspended ones keep all but the GPUs."""
-
-    gpus: Counter[Owner] = field(default_factory=Counter)
-    tasks: Counter[JobId] = field(default_factory=Counter)
-    host: Counter[str] = field(default_factory=Counter)  # by field of `JobSpec`
-    of_host: dict[JobId, JobSpec] = field(default_factory=dict)  # the jobs that have a part of it
-
-    def give(self, job: Job) -> None:
-        """The job has got GPUs."""
-        _add(self.gpus, job.spec.owner, len(job.gpus))
-
-    def take(self, job: Job) -> None:
-        """It holds none any more."""
-        _add(self.gpus, job.spec.owner, -len(job.gpus))
-
-    def begin(self, job: Job) -> None:
-        """An attempt of it has begun."""
-        self._count(job, 1)
-        if asks_for_host(job.spec):
-            self.of_host[job.id] = job.spec
-
-    def end(self, job: Job) -> None:
-        """The attempt has ended."""
-        self._count(job, -1)
-        self.of_host.pop(job.id, None)
-
-    def copy(self) -> Held:
-        return Held(self.gpus.copy(), self.tasks.copy(), self.host.copy(), self.of_host.copy())
-
-    def _count(self, job: Job, sign: int) -> None:
-        for kind in (CPUS, MEMORY):
-            self.host[kind] += sign * (getattr(job.spec, kind) or 0)
-        if job.spec.array:
-            _add(self.tasks, job.spec.array.array, sign)
-
-
-def asks_for_host(spec: JobSpec) -> bool:
-    return spec.cpus is not None or spec.host_memory_mib is not None
-
-
-def _add(counts: Counter[K], key: K, number: int) -> None:
-    counts[key] += number
-    if not counts[key]:
-        del counts[key]  # users and arrays come and go
-
-
-def is_conditional(job: Job) -> bool:
-    """Whether anything besides GPUs and quotas may keep it waiting, or it wants no GPU: rare."""
-    spec = job.spec
-    limited = spec.array is not None and spec.array.limit is not None
-    waits = job.held or spec.begin_at is not None or bool(spec.after) or limited
-    waits = waits or job.suspension is not None
-    estimating = job.state is JobState.PENDING
-    return waits or estimating or not spec.gpus or asks_for_host(spec)
 
 
 def blockers(
@@ -225,14 +159,81 @@ def _name_few(jobs: Iterable[After]) -> str:
     return ", ".join(names if len(names) <= FEW else [*names[:FEW], "…"])
 
 
-def unmet_dependency(job: Job, ended: Mapping[JobId, JobState]) -> After | None:
-    """A dependency of the job that ended the wrong way, if any."""
-    for after in job.spec.after:
-        state = ended.get(after.job)
-        if state is not None and not after.kind.accepts(state):
-            return after
-    return None
-
-
 def _sum(jobs: Iterable[Job], kind: str) -> int:
     return sum(getattr(job.spec, kind) or 0 for job in jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The limits, and what counts against them at one moment."""
+
+    limits: Mapping[str, Limit]
+    settings: Limits
+    held: Mapping[Owner, int]  # GPUs
+    shares: Shares
+    now: float
+    _found: dict[tuple[Owner, int], Reason | None] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        """Whether jobs may have to wait for one."""
+        return self.settings.gpus_per_user is not None or bool(self.limits)
+
+    def refusal(self, owner: Owner, gpus: int) -> Reason | None:
+        """Why a job of the user may not start now."""
+        if (owner, gpus) not in self._found:
+            self._found[owner, gpus] = self._refusal(owner, gpus)
+        return self._found[owner, gpus]
+
+    def of(self, subject: Subject) -> Limit:
+        """The limit that applies to this subject."""
+        if isinstance(subject, Owner):
+            return limit_of(subject, self.limits, self.settings)
+        if subject == DEFAULT:
+            return default_limit(self.limits, self.settings)
+        return self.limits.get(subject, Limit(subject))
+
+    def gpus_held(self, subject: Subject) -> int:
+        return sum(self.held.get(owner, 0) for owner in self._owners(subject))
+
+    def hours_used(self, subject: Subject, per: Period) -> float:
+        return self._usage_s(subject, self._today - DAYS[per] + 1) / HOUR_S
+
+    def frees_at(self, subject: Subject) -> float:
+        """When the subject's GPU-hours are below the limit again, if no more are used; infinite:
+        never."""
+        limit = self.of(subject)
+        most_s = (limit.gpu_hours or 0.0) * HOUR_S
+        return frees_at(partial(self._usage_s, subject), most_s, DAYS[limit.per], self.now)
+
+    def _refusal(self, owner: Owner, gpus: int) -> Reason | None:
+        account = self.shares.accounts.get(owner)
+        groups = (f"@{group}" for group in account.groups) if account else ()
+        limited = (group for group in groups if group in self.limits)
+        subjects: tuple[Subject, ...] = (owner, *limited)
+        for subject in subjects:
+            limit = self.of(subject)
+            name = limit.subject
+            if limit.gpus is not None and (held := self.gpus_held(subject)) + gpus > limit.gpus:
+                return Reason("quota", limit.gpus, held, "GPUs", name)
+            if limit.gpu_hours is not None:
+                used = self.hours_used(subject, limit.per)
+                if used >= limit.gpu_hours:
+                    unit = f"GPU-h per {limit.per}"
+                    return Reason("gpu_hours", limit.gpu_hours, used, unit, name)
+        return None
+
+    def _owners(self, subject: Subject) -> Iterable[Owner]:
+        if isinstance(subject, Owner):
+            return (subject,)
+        accounts = self.shares.accounts.values()
+        return (each.owner for each in accounts if subject[1:] in each.groups)
+
+    def _usage_s(self, subject: Subject, day: int) -> float:
+        accounts = self.shares.accounts
+        found = (accounts[owner] for owner in self._owners(subject) if owner in accounts)
+        return math.fsum(each.since(day, self.now) for each in found)
+
+    @property
+    def _today(self) -> int:
+        return int(self.now // DAY_S)

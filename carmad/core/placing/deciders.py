@@ -1,4 +1,4 @@
-"""Calls to plugins: which fail, and who decides while the policy does.
+"""Who makes the plan: the policy, or the configured fallback while the policy fails.
 
 Whether a call fails does not follow from the inputs, since a plugin may time out. A replay needs
 the recorded failures to reproduce a step.
@@ -6,54 +6,16 @@ the recorded failures to reproduce a step.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeVar
 
-from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.job import Job
-from carmad.core.messages import Failure
-from carmad.core.placing.decision import Placement, Proposal, Reason
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy
+from carmad.core.messages import Reconfigured
+from carmad.core.placing.decision import FALLBACK, PLAN, Placement, Proposal, Reason, describe
+from carmad.core.placing.view import Policy, View
+from carmad.core.state import FIRST_TRY_S, Deciding, State
 
-T = TypeVar("T")
-
-ORDER, PLAN, PREDICT, DECIDE = "order", "plan", "predict", "decide"
-FALLBACK = "fallback's "  # before ORDER and PLAN
-FIRST_TRY_S = 5.0  # until a failed policy is retried; doubled at each further failure
 LAST_TRY_S = 300.0
-
-
-class Calls:
-    """The calls of one step: how many of each kind, and which failed."""
-
-    def __init__(self) -> None:
-        self._numbers: Counter[str] = Counter()
-        self._failures: list[Failure] = []
-
-    def make(self, question: str, call: Callable[[], T]) -> T:
-        """Make the call, count it, and record its failure, which is raised."""
-        self._numbers[question] += 1
-        try:
-            return call()
-        except Exception as error:
-            self._failures.append(Failure(question, self._numbers[question], describe(error)))
-            raise
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return tuple(self._failures)
-
-    def forget(self) -> None:
-        self._numbers.clear()
-        self._failures.clear()
-
-
-def describe(error: Exception) -> str:
-    return f"{error!r:.200}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,75 +25,65 @@ class Plan:
     proposals: tuple[Proposal, ...]
 
 
-class Deciders:
-    """The policy, or the configured fallback while the policy fails. `unordered` has the jobs for
-    which `order` failed: they are last in the queue."""
+def on_reconfigured(state: State, event: Reconfigured) -> None:
+    its, new = state.deciding, event.settings
+    if state.policies and new.policy != state.settings.policy:
+        its.policy, its.stands_in = state.policies(new), False
+        its.ask_at, its.delay_s = -inf, FIRST_TRY_S
+        forget_policy(state)
+    state.settings = new
+    state.ledger.rerank()  # `limits.preemption` says whether jobs at a terminal go first
+    state.shares.reconfigure(new.fairness, event.at)
+    state.fleet.look_again()
 
-    def __init__(self, policy: Policy, fallback: Policy | None, calls: Calls) -> None:
-        self.policy = policy
-        self.unordered: dict[JobId, None] = {}
-        self._fallback = fallback
-        self._calls = calls
-        self._standing_in = False
-        self._ask_at = -inf
-        self._delay_s = FIRST_TRY_S
 
-    def succeed(self, policy: Policy) -> None:
-        """From now on, this one decides."""
-        self.policy, self._standing_in = policy, False
-        self._ask_at, self._delay_s = -inf, FIRST_TRY_S
+def forget_policy(state: State) -> None:
+    """Another policy decides from now on: in its order, and without a memory."""
+    state.ledger.reorder(state.ledger.line())
+    state.plans.memory = None
 
-    @property
-    def acting(self) -> Policy:
-        return self._fallback if self._fallback and self._standing_in else self.policy
 
-    def order(self, job: Job) -> float:
-        policy = self.acting
-        question = ORDER if policy is self.policy else FALLBACK + ORDER
-        self.unordered.pop(job.id, None)
-        try:
-            return self._calls.make(question, lambda: policy.order(job))
-        except Exception:  # noqa: BLE001 - foreign code
-            self.unordered[job.id] = None
-            return inf
+def make_plan(state: State, view: View, renew: Callable[[], View]) -> Plan:
+    """`renew` reorders the queue for the policy that takes over, and returns the new view.
+    If no policy has a plan, all jobs wait, and the first one gets the reason."""
+    its = state.deciding
+    if not its.stands_in:
+        plan = _ask(state, its.policy, PLAN, view)
+        if not its.fallback or isinstance(plan, tuple):
+            return _plan(its.policy, view, plan)
+        _stand_in(its, view.now)
+        view = renew()
+    elif view.now >= its.ask_at:
+        if isinstance(_ask(state, its.policy, PLAN, view), tuple):  # it works again
+            its.stands_in = False
+            return make_plan(state, renew(), renew)
+        _wait_longer(its, view.now)
+    assert its.fallback
+    made = _plan(its.fallback, view, _ask(state, its.fallback, FALLBACK + PLAN, view))
+    notice = Reason("policy_fallback", detail=its.policy.name)
+    return replace(made, proposals=tuple(_with_notice(each, notice) for each in made.proposals))
 
-    def plan(self, view: View, renew: Callable[[], View]) -> Plan:
-        """`renew` reorders the queue for the policy that takes over, and returns the new view.
-        If no policy has a plan, all jobs wait, and the first one gets the reason."""
-        if not self._standing_in:
-            plan = self._of(self.policy, PLAN, view)
-            if not self._fallback or isinstance(plan, tuple):
-                return _plan(self.policy, view, plan)
-            self._stand_in(view.now)
-            view = renew()
-        elif view.now >= self._ask_at:
-            if isinstance(self._of(self.policy, PLAN, view), tuple):  # it works again
-                self._standing_in = False
-                return self.plan(renew(), renew)
-            self._wait_longer(view.now)
-        assert self._fallback
-        made = _plan(self._fallback, view, self._of(self._fallback, FALLBACK + PLAN, view))
-        notice = Reason("policy_fallback", detail=self.policy.name)
-        return replace(made, proposals=tuple(_with_notice(each, notice) for each in made.proposals))
 
-    def _of(self, policy: Policy, question: str, view: View) -> tuple[Proposal, ...] | Reason:
-        try:
-            return self._calls.make(question, lambda: tuple(policy.plan(view)))
-        except Exception as error:  # noqa: BLE001 - foreign code
-            return Reason("policy_failed", detail=f"it raised {describe(error)}")
+def _ask(state: State, policy: Policy, question: str, view: View) -> tuple[Proposal, ...] | Reason:
+    try:
+        return state.calls.make(question, lambda: tuple(policy.plan(view)))
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return Reason("policy_failed", detail=f"it raised {describe(error)}")
 
-    def _stand_in(self, now: float) -> None:
-        """Switch to the fallback. A policy that soon fails again keeps its back-off."""
-        self._standing_in = True
-        if now - self._ask_at > 2 * self._delay_s:
-            self._delay_s = FIRST_TRY_S
-            self._ask_at = now + self._delay_s
-        else:
-            self._wait_longer(now)
 
-    def _wait_longer(self, now: float) -> None:
-        self._delay_s = min(2 * self._delay_s, LAST_TRY_S)
-        self._ask_at = now + self._delay_s
+def _stand_in(its: Deciding, now: float) -> None:
+    """Switch to the fallback. A policy that soon fails again keeps its back-off."""
+    its.stands_in = True
+    if now - its.ask_at > 2 * its.delay_s:
+        its.delay_s = FIRST_TRY_S
+        its.ask_at = now + its.delay_s
+    else:
+        _wait_longer(its, now)
+
+
+def _wait_longer(its: Deciding, now: float) -> None:
+    its.delay_s = min(2 * its.delay_s, LAST_TRY_S)
+    its.ask_at = now + its.delay_s
 
 
 def _plan(policy: Policy, view: View, plan: tuple[Proposal, ...] | Reason) -> Plan:

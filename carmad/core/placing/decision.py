@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from carmad.core.jobs.attempt import GpuId, JobId, ProfilingRun
+
+T = TypeVar("T")
+ORDER, PLAN, PREDICT, DECIDE = "order", "plan", "predict", "decide"
+FALLBACK = "fallback's "  # before ORDER and PLAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +122,41 @@ def _story(reasons: tuple[Reason, ...]) -> tuple[tuple[str, str], ...]:
 def refuse(placement: Placement, reason: Reason) -> Placement:
     """The placement turned into a wait, with this reason added."""
     return replace(placement, gpus=(), reasons=(*placement.reasons, reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call to a plugin that failed."""
+
+    question: str  # the kind of call: see `carmad.core.placing.deciders`
+    number: int  # which call of this kind in the step, from 1
+    error: str
+
+
+class Calls:
+    """The calls of one step: how many of each kind, and which failed."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[str] = Counter()
+        self._failures: list[Failure] = []
+
+    def make(self, question: str, call: Callable[[], T]) -> T:
+        """Make the call, count it, and record its failure, which is raised."""
+        self._numbers[question] += 1
+        try:
+            return call()
+        except Exception as error:
+            self._failures.append(Failure(question, self._numbers[question], describe(error)))
+            raise
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return tuple(self._failures)
+
+    def forget(self) -> None:
+        self._numbers.clear()
+        self._failures.clear()
+
+
+def describe(error: Exception) -> str:
+    return f"{error!r:.200}"

@@ -14,17 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.gpuview import promise_mib
-from carmad.core.gpus.readings import held_mib
 from carmad.core.jobs.attempt import GpuId, JobId, MemoryLimits
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.ledger import Ledger
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import LimitMemory
-
-STEP_MIB = 256  # by which limits follow readings
+from carmad.core.messages import Event, LimitMemory, Sampled
+from carmad.core.rules.promises import STEP_MIB
+from carmad.core.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,65 +62,62 @@ def share_out(
     )
 
 
-class Guarantees:
-    """Keeps the limits of the jobs that hold GPUs. They are part of a job's attempt, so they are
-    committed before they are set, and set again after a restart."""
+def renew_limits(state: State, events: Iterable[Event]) -> list[LimitMemory]:
+    """Change the limits of jobs on GPUs that have been sampled, or whose jobs have changed.
+    Lower limits come first: what they free is promised to others."""
+    if not state.fleet.guarantees:
+        return []
+    changed = (*state.ledger.changes(), *state.ledger.before())
+    on = state.settings.collocation.guarantee_memory
+    readings = (each.samples for each in events if isinstance(each, Sampled))
+    sampled = (sample.gpu for samples in readings for sample in samples)
+    gpus = dict.fromkeys((*sampled, *(gpu for job in changed for gpu in job.gpus)))
+    new: dict[JobId, dict[GpuId, MemoryLimits]] = {}
+    for gpu in gpus:
+        for job, its in _limits_on(state, gpu, on):
+            new.setdefault(job.id, {})[gpu] = its
+    for job in changed:
+        if job.lives:
+            new.setdefault(job.id, {})
+    lowered, others = list[LimitMemory](), list[LimitMemory]()
+    for id, by_gpu in new.items():
+        now = state.ledger.jobs.get(id)  # None: it has ended
+        if now and now.lives and (limits := _limits_of(now, by_gpu)) != now.memory_limits:
+            limited = now.with_attempt(memory_limits=limits)
+            state.ledger.put(limited)
+            is_lower = _is_lower(limits, now.memory_limits)
+            (lowered if is_lower else others).append(LimitMemory(limited))
+    return lowered + others
 
-    def __init__(self, ledger: Ledger, fleet: Fleet) -> None:
-        self._ledger = ledger
-        self._fleet = fleet
 
-    def renew(self, sampled: Iterable[GpuId], on: bool) -> list[LimitMemory]:
-        """Change the limits of jobs on GPUs that have been sampled, or whose jobs have changed;
-        `on`: the setting. Lower limits come first: what they free is promised to others."""
-        if not self._fleet.guarantees:
-            return []
-        changed = (*self._ledger.changes(), *self._ledger.before())
-        gpus = dict.fromkeys((*sampled, *(gpu for job in changed for gpu in job.gpus)))
-        new: dict[JobId, dict[GpuId, MemoryLimits]] = {}
-        for gpu in gpus:
-            for job, its in self._limits_on(gpu, on):
-                new.setdefault(job.id, {})[gpu] = its
-        for job in changed:
-            if job.lives:
-                new.setdefault(job.id, {})
-        lowered, others = list[LimitMemory](), list[LimitMemory]()
-        for id, by_gpu in new.items():
-            now = self._ledger.jobs.get(id)  # None: it has ended
-            if now and now.lives and (limits := _limits_of(now, by_gpu)) != now.memory_limits:
-                limited = now.with_attempt(memory_limits=limits)
-                self._ledger.put(limited)
-                is_lower = _is_lower(limits, now.memory_limits)
-                (lowered if is_lower else others).append(LimitMemory(limited))
-        return lowered + others
+def _limits_on(state: State, id: GpuId, on: bool) -> list[tuple[Job, MemoryLimits]]:
+    """Of its residents, where they have limits or are to have any."""
+    gpu, residents = state.fleet.gpus.get(id), state.ledger.residents(id)
+    if gpu is None:
+        return []
+    if not (on and gpu.guarantees):
+        return [(job, MemoryLimits(id)) for job in residents if job.memory_limits]
+    claims = [_claim(state, job, id) for job in residents]
+    external_mib = _down(state.fleet.external_mib(id, residents))
+    shares = share_out(claims, gpu.memory_mib, external_mib)
+    return [
+        (job, MemoryLimits(id, guaranteed_mib, most_mib))
+        for job, (guaranteed_mib, most_mib) in zip(residents, shares, strict=True)
+    ]
 
-    def _limits_on(self, id: GpuId, on: bool) -> list[tuple[Job, MemoryLimits]]:
-        """Of its residents, where they have limits or are to have any."""
-        gpu, residents = self._fleet.gpus.get(id), self._ledger.residents(id)
-        if gpu is None:
-            return []
-        if not (on and gpu.guarantees):
-            return [(job, MemoryLimits(id)) for job in residents if job.memory_limits]
-        claims = [self._claim(job, id) for job in residents]
-        external_mib = _down(self._fleet.external_mib(id, residents))
-        shares = share_out(claims, gpu.memory_mib, external_mib)
-        return [
-            (job, MemoryLimits(id, guaranteed_mib, most_mib))
-            for job, (guaranteed_mib, most_mib) in zip(residents, shares, strict=True)
-        ]
 
-    def _claim(self, job: Job, gpu: GpuId) -> Claim:
-        promised_mib = promise_mib(job, settled=False)
-        if promised_mib and job.retry:
-            promised_mib += job.retry.margin_mib
-        readings = self._fleet.readings(gpu)
-        return Claim(
-            promised_mib,
-            job.state is JobState.RESUMING or bool(job.need and job.need.firm),
-            _held_mib(job, readings[-1][0]) if readings else 0,
-            self._fleet.with_usage(job).usage.peak_mib,
-            inf if job.started_at is None else job.started_at,
-        )
+def _claim(state: State, job: Job, gpu: GpuId) -> Claim:
+    promised_mib = promise_mib(job, settled=False)
+    if promised_mib and job.retry:
+        promised_mib += job.retry.margin_mib
+    readings = state.fleet.readings(gpu)
+    return Claim(
+        promised_mib,
+        job.state is JobState.RESUMING or bool(job.need and job.need.firm),
+        _held_mib(job, readings[-1][0]) if readings else 0,
+        state.fleet.with_usage(job).usage.peak_mib,
+        inf if job.started_at is None else job.started_at,
+    )
 
 
 def _held_mib(job: Job, sample: GpuSample) -> int:

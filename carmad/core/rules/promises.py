@@ -17,29 +17,26 @@ from dataclasses import replace
 from math import ceil, exp, log, sqrt
 from statistics import median
 
-from carmad.core.gpus.gpu import GpuSample
-from carmad.core.gpus.readings import held_mib
+from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import Exit
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
+from carmad.core.rules.share import WINDOW_S
 from carmad.readable import gib
 
 DAY_S = 86_400.0
-WINDOW_S = 30 * DAY_S
-ENOUGH = 2  # false promises of a user within the window: one may be a mistake
 SPARE_MIB = 2048  # with less, no policy starts a job by default (`Preconditions.min_free_mib`)
 SPARE = 0.25  # of what was asked for: with less to spare, nothing is said
-
 PRIOR_SPREAD = 0.10
 NORMAL = 1.4826  # standard deviations in a median absolute deviation
 MEASURED = "history"  # the estimator whose answers are earlier runs
-
 # How notes begin that are found again by it.
 USES_MORE = "uses "
 ASKED = "asked "
 BROKE = "broke its promise: "
+STEP_MIB = 256  # by which limits follow readings
 
 
 def margin(peaks: Sequence[int]) -> float:
@@ -55,8 +52,6 @@ def margin(peaks: Sequence[int]) -> float:
 
 
 # -- what to ask for
-
-
 def advise(job: Job, most_mib: int | None) -> str:
     """What the owner of an ended job should ask for next time; "" if its word was right, or it gave
     none. `most_mib`: what the smallest of its GPUs has."""
@@ -123,8 +118,6 @@ def size(mib: int) -> str:
 
 
 # -- false promises
-
-
 def culprits(
     victim: Job, exit: Exit, beside: Iterable[GpuSample], residents: Iterable[Job]
 ) -> list[tuple[Job, int]]:

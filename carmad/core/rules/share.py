@@ -21,23 +21,22 @@ from carmad.config import Fairness, Host
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.rules.promises import ENOUGH, WINDOW_S
 
 K = TypeVar("K")
 W = TypeVar("W")
-
 HOUR_S = 3600.0
 DAY_S = 86_400.0
 DAYS_KEPT = 31
 SAVED_EVERY_S = 60.0
 RANKED_EVERY_S = 10.0  # sorting a long line anew takes milliseconds
-
 Load = tuple[float, float]  # of a user's group and of the user, each divided by its weight
 Standing = tuple[bool, int]  # of a waiting job: whether it is not urgent, and its user's rank
 Days = tuple[tuple[int, float], ...]  # seconds per day (UTC, since 1970)
 HostPart = tuple[int | None, int | None]  # CPUs and MiB of the host; None: not asked for
 WEEK = 7  # days, with the current one
 NOBODY = -1  # as a uid
+WINDOW_S = 30 * DAY_S
+ENOUGH = 2  # false promises of a user within the window: one may be a mistake
 
 
 @dataclass(frozen=True, slots=True)

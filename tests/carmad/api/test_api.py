@@ -1157,8 +1157,8 @@ def test_a_job_that_shares_its_gpus_with_one_other_tells_how_much_that_slows_it(
     measured = Profile(60.0, 1000, (Indicator("sm_active", 0.2, 0.0),))
 
     def profile(core: Scheduler) -> None:
-        for job in list(core._ledger.jobs.values()):
-            core._ledger.put(replace(job, profile=measured))
+        for job in list(core.state.ledger.jobs.values()):
+            core.state.ledger.put(replace(job, profile=measured))
 
     settled_at_once = replace(ROOT_JOBS, monitor=Monitor(window_s=0.001))
     with running(open_path, settled_at_once, gpus=1) as daemon:
@@ -1274,7 +1274,7 @@ def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> Non
             raise RuntimeError
 
     def foreseen(predictor: object) -> str:
-        daemon.inbox.ask(lambda core: setattr(core.knowledge, "predictor", predictor)).result(
+        daemon.inbox.ask(lambda core: setattr(core.state, "predictor", predictor)).result(
             PATIENCE_S
         )
         want = JOB | {"deadline_at": ahead(3600)}
@@ -1297,7 +1297,9 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
             seen.extend(view.queue)
             return ()
 
-    daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(PATIENCE_S)
+    daemon.inbox.ask(lambda core: setattr(core.state.deciding, "policy", Looking())).result(
+        PATIENCE_S
+    )
     times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
     want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stage_times": [times]}
     out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]

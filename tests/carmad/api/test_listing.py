@@ -37,7 +37,7 @@ from carmad.config import Limits, Settings
 from carmad.core.jobs.attempt import Attempt, JobId
 from carmad.core.jobs.findings import Estimate, Prediction
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.line import Held
+from carmad.core.jobs.ledger import Held
 from carmad.core.jobs.spec import ArrayTask
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import JobsById, singly, split

@@ -78,7 +78,7 @@ def test_a_job_without_gpus_starts_though_every_gpu_is_taken_and_policies_never_
     assert server.job(job).stop is Cause.TIME_LIMIT
     server.exit(job, Exit(Cause.FAILURE, signal=15))
     assert server.last(job).state is S.TIMED_OUT
-    assert not list(server.scheduler.history.runs)
+    assert not list(server.scheduler.state.history.runs)
 
 
 def test_it_starts_while_the_gpus_cannot_be_read() -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from carma_testing import a_spec
 from carmad.api.refusals import fits_the_server
-from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
 from carmad.core.jobs.attempt import GpuId
-from carmad.core.rules.choice import filter_gpus, parse_choice
 from carmad.errors import CarmaError
 from cli.submission import read
 

@@ -13,7 +13,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.recurrence import group, template
 from carmad.core.messages import Submitted
-from carmad.core.rules.admission import demand
+from carmad.core.placing.view import demand
 from carmad.store import journal
 from tests.carmad.core.test_past import PLENTY, Recorded
 

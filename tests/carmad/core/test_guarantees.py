@@ -25,7 +25,8 @@ from carmad.core.messages import (
     SuspendRequested,
     due_actions,
 )
-from carmad.core.rules.guarantees import STEP_MIB, Claim, share_out
+from carmad.core.rules.guarantees import Claim, share_out
+from carmad.core.rules.promises import STEP_MIB
 
 GIB = 1024
 CARD = 40 * GIB
@@ -182,7 +183,7 @@ def test_external_processes_that_stay_take_from_what_a_job_may_use() -> None:
 
 
 def estimate_late(on: FakeServer, id: JobId, mib: int) -> None:
-    on.scheduler._ledger.put(replace(on.job(id), estimate_late=True))
+    on.scheduler.state.ledger.put(replace(on.job(id), estimate_late=True))
     on.tell(Estimated(on.now, id, Estimate(mib, "history")))
 
 
@@ -252,6 +253,6 @@ def test_a_job_that_is_retried_with_a_margin_is_guaranteed_that_as_well() -> Non
     here = server()
     one = here.submit(memory_mib=12 * GIB)
     retried = replace(here.job(one), retry=Retry("met its own limit", margin_mib=4 * GIB))
-    here.scheduler._ledger.put(retried)
+    here.scheduler.state.ledger.put(retried)
     here.sample(1.0)
     assert limits(here, one) == [(16 * GIB, CARD)]

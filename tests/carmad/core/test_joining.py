@@ -11,7 +11,7 @@ from carmad.config import Settings
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.findings import Estimate, Indicator, Profile
 from carmad.core.jobs.states import JobState
-from carmad.core.rules.admission import demand, refusals
+from carmad.core.placing.view import demand, refusals
 from carmad.readable import gib
 
 STARTED = JobState.STARTING

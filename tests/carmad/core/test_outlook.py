@@ -17,14 +17,22 @@ from carmad.config import Limits, Settings
 from carmad.core.jobs.attempt import Attempt, JobId
 from carmad.core.jobs.findings import Prediction
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.line import Held
+from carmad.core.jobs.ledger import Held
 from carmad.core.jobs.spec import After, ArrayTask
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import JobsById
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
-from carmad.core.placing.outlook import FORESEEN, LAUNCH_S, SLACK, Outlook, forecast, outlook
-from carmad.core.placing.remaining import OVERRUN, left
-from carmad.core.rules.reservations import Reservation, slots
+from carmad.core.placing.outlook import (
+    FORESEEN,
+    LAUNCH_S,
+    OVERRUN,
+    SLACK,
+    Outlook,
+    forecast,
+    left,
+    outlook,
+)
+from carmad.core.rules.limits import Reservation, slots
 from carmad.core.scene import Scene
 from tests.owners import who
 

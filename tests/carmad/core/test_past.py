@@ -19,8 +19,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
 from carmad.core.placing.decision import Placement, Proposal, Reason
-from carmad.core.placing.view import View
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy, View
 from carmad.models import Node, Tree
 from carmad.replay import reproduce
 from carmad.store import codec, journal
@@ -65,7 +64,7 @@ def test_a_restart_forgets_nothing_of_the_past(tmp_path: Path) -> None:
     again = History(past.runs, past.submissions)
     later = server.now + BIN_S
     assert len(past.runs) > 20
-    assert seen(again, later) == seen(server.scheduler.history, later)
+    assert seen(again, later) == seen(server.scheduler.state.history, later)
 
 
 def test_a_quiet_week_is_told_from_an_unknown_one(tmp_path: Path) -> None:
@@ -191,7 +190,7 @@ def test_a_segment_without_them_would_be_noticed(
     server = Recorded(tmp_path)
     for _ in server.busy_day(30):
         pass
-    server.scheduler.knowledge.models["unheard"] = LEAF
+    server.scheduler.state.models["unheard"] = LEAF
     for _ in server.busy_day(30, seed=1):
         pass
     server.journal.flush()

@@ -180,7 +180,7 @@ def test_without_a_kernel_there_is_nothing_to_know():
     world.pass_time(RUN_S)
     assert world.job(id).profile == Profile(0.0, gpu=a_gpu(0).name)
     world.exit(id, Exit(Cause.FAILURE, signal=15))
-    assert world.scheduler.history.profile(group(a_spec())) is None
+    assert world.scheduler.state.history.profile(group(a_spec())) is None
 
 
 def test_what_shows_nothing_is_no_news_to_those_in_line():
@@ -219,7 +219,7 @@ def test_like_jobs_in_line_are_known_as_soon_as_one_is(evict):
     assert world.job(third).profile == replace(world.job(first).profile, of=first)
     assert world.job(stranger).profile is None
     world.scheduler.restore(world.scheduler.jobs.values(), history=History())
-    assert world.scheduler.history.profile(group(a_spec())) is not None  # of those that run
+    assert world.scheduler.state.history.profile(group(a_spec())) is not None  # of those that run
 
 
 def test_every_job_that_is_alone_is_profiled_on_the_fly():
@@ -486,7 +486,7 @@ def test_history_and_models_outlive_a_commit_that_failed():
     id = world.submit()
     world.exit(id)
     world.scheduler.restore([], [Outcome(id, S.SUCCEEDED)])
-    assert [run.job for run in world.scheduler.history.runs] == [id]
+    assert [run.job for run in world.scheduler.state.history.runs] == [id]
     world.scheduler.restore([], history=History())
     assert not world.scheduler.view(0.0).history.runs
 
@@ -515,7 +515,7 @@ def test_step_times_are_kept_per_kind_of_gpu():
     world = FakeServer(gpus=1)
     id = world.submit()
     elsewhere = StepTime(1, 0.9, "another kind")
-    world.scheduler._ledger.put(replace(world.job(id), steps=(elsewhere, StepTime(1, 0.2))))
+    world.scheduler.state.ledger.put(replace(world.job(id), steps=(elsewhere, StepTime(1, 0.2))))
     world.tell(Stepped(world.now, id, 0.5))
     assert set(world.job(id).steps) == {elsewhere, StepTime(1, 0.5, KIND)}, "and of unknown ones"
 
@@ -530,7 +530,7 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     world.exit(id)
     elsewhere = StageTimes(0.3, 0.3, 0.3, gpu="another kind")
     again = world.submit()
-    world.scheduler.history.learn(replace(world.job(again), stage_times=(elsewhere,)))
+    world.scheduler.state.history.learn(replace(world.job(again), stage_times=(elsewhere,)))
     third = world.submit()
     assert world.job(third).stage_times == (elsewhere,)
     world.exit(again)
@@ -649,7 +649,7 @@ def test_no_ratio_is_kept_of_steps_on_two_kinds_of_gpu():
     (step,) = world.job(one).steps
     for kind in ("another", ""):  # "": not recorded
         elsewhere = replace(world.job(one), steps=(replace(step, gpu=kind),))
-        world.scheduler._ledger.put(elsewhere)
+        world.scheduler.state.ledger.put(elsewhere)
         world.tell(Stepped(world.now, one, 0.3))
         assert world.job(one).company == ()
 
@@ -658,7 +658,7 @@ def test_a_step_on_another_kind_of_gpu_is_news_even_if_it_takes_as_long():
     world = FakeServer(gpus=1)
     id = world.submit()
     trains(world, id)
-    world.scheduler._ledger.put(replace(world.job(id), steps=(StepTime(1, 0.2),)))
+    world.scheduler.state.ledger.put(replace(world.job(id), steps=(StepTime(1, 0.2),)))
     world.tell(Stepped(world.now, id, 0.2))
     assert world.job(id).steps == (StepTime(1, 0.2, KIND),)
 
@@ -667,7 +667,7 @@ def test_no_ratio_is_kept_without_a_step_alone():
     world = FakeServer(gpus=1, settings=SETTINGS, policy=Inquisitive(evict=False))
     one, two = two_together(world)
     for id in (one, two):
-        world.scheduler._ledger.put(replace(world.job(id), steps=()))
+        world.scheduler.state.ledger.put(replace(world.job(id), steps=()))
         world.tell(Stepped(world.now, id, 0.3))
         assert world.job(id).company == ()
 

@@ -11,10 +11,15 @@ import pytest
 from carma_testing import FakeServer, a_spec
 from carmad.config import Fairness, Limits, Settings
 from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.line import Quotas
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.placing.decision import Reason
-from carmad.core.rules.quota import DEFAULT, Limit, Quotas, limit_of
+from carmad.core.rules.limits import (
+    DEFAULT,
+    Limit,
+    limit_of,
+)
 from carmad.core.rules.share import DAY_S, Account, Shares
 from carmad.replay import reproduce
 from carmad.store import journal
@@ -67,7 +72,7 @@ def test_a_limit_is_in_force_at_once_and_until_it_is_cleared() -> None:
     assert states(server, second) == ["queued"]
     limit(server, "ada", clear=True)
     assert states(server, second) == ["starting"]
-    assert server.scheduler.limits == {}
+    assert server.scheduler.state.limits == {}
 
 
 def test_the_users_of_a_group_share_its_limit() -> None:
@@ -126,7 +131,7 @@ def test_limits_are_kept_with_who_set_them_and_when(tmp_path: Path) -> None:
         assert [each.gpus for each in store.limit_changes("@lab", 9)] == [None, 7]
         assert store.limit_changes("ada", 1) == [ada]
         server.scheduler.restore((), limits=(ada,))
-    assert server.scheduler.limits == {"ada": ada}
+    assert server.scheduler.state.limits == {"ada": ada}
 
 
 @pytest.mark.parametrize("jobs", [10_000])
@@ -152,8 +157,8 @@ def test_every_segment_of_a_journal_has_shares_and_limits_in_it(
         if second % 25 == 24:
             server.journal.flush()
     server.journal.flush()
-    assert server.scheduler.shares.ranks.spent
-    assert len({server.scheduler.shares.rank(who(user)) for user in users}) == 3
+    assert server.scheduler.state.shares.ranks.spent
+    assert len({server.scheduler.state.shares.rank(who(user)) for user in users}) == 3
     found = [reproduce(path) for path in journal.segments(tmp_path)]
     assert len(found) >= 8
     assert [each.first for each in found] == [None] * len(found)

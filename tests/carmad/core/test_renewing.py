@@ -13,6 +13,7 @@ from carmad import registry
 from carmad.config import Settings
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.knowledge import with_history
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Action, Estimated, EstimateMemory, Submitted
 from tests.daemon import running, train
@@ -138,7 +139,7 @@ def test_an_end_writes_only_what_has_changed() -> None:
     assert sum(len(step.jobs) for step in server.steps[made[8] :]) < 1_000  # not 16,000
     for id in (JobId(999), JobId(1_000)):
         job = server.job(id)
-        latest = server.scheduler.knowledge.with_history(job, server.now).prediction
+        latest = with_history(server.scheduler.state, job, server.now).prediction
         assert job.prediction and latest
         assert job.prediction.seconds == pytest.approx(latest.seconds, rel=0.25)
 

@@ -186,7 +186,7 @@ def test_nothing_learned_is_inherited(accounts: Accounts, newcomer: Owner) -> No
     theirs = accounts.submit(held=True)
 
     def look(core: Scheduler) -> list[tuple[bool, bool]]:
-        jobs, its = (core.jobs[JobId(id)] for id in (again, theirs)), core.history
+        jobs, its = (core.jobs[JobId(id)] for id in (again, theirs)), core.state.history
         return [(bool(its.by_group.of(j.group)), bool(its.by_user.of(j.spec.owner))) for j in jobs]
 
     assert accounts.daemon.inbox.ask(look).result(9) == [(True, True), (False, False)]

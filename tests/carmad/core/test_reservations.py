@@ -24,8 +24,12 @@ from carmad.core.jobs.findings import Prediction
 from carmad.core.jobs.history import Durations
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, LimitRequested, Reserved, Unreserved
-from carmad.core.rules.quota import Limit
-from carmad.core.rules.reservations import LAPSE_S, TIMES, Reservation
+from carmad.core.rules.limits import (
+    LAPSE_S,
+    TIMES,
+    Limit,
+    Reservation,
+)
 from carmad.errors import CarmaError
 from carmad.http.connections import Peer
 from carmad.store.sql import SqlStore

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
+from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
-from carmad.core.gpus.gpuview import GpuView, free_memory
+from carmad.core.gpus.gpuview import GpuView, NodeView, free_memory
 from carmad.core.gpus.readings import energy_j, meter
 from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
@@ -20,11 +21,11 @@ from carmad.core.jobs.knowledge import with_report
 from carmad.core.jobs.recurrence import LETTERS, group
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Stepped
-from carmad.core.placing.deciders import FIRST_TRY_S, LAST_TRY_S, Calls, Deciders
+from carmad.core.placing.deciders import LAST_TRY_S, make_plan
 from carmad.core.placing.decision import Placement, Proposal
-from carmad.core.placing.view import NodeView, View
-from carmad.core.rules.admission import demand, refusals
-from carmad.core.rules.reservations import Reservation, slots
+from carmad.core.placing.view import View, demand, refusals
+from carmad.core.rules.limits import Reservation, slots
+from carmad.core.state import FIRST_TRY_S, State
 from policies.ranked import down_the_line
 from tests.planning import queued, running_on
 
@@ -211,20 +212,21 @@ class Steady:
         return (Placement(view.queue[0].id),)
 
 
-def a_failing_policy() -> tuple[Flaky, Deciders]:
-    policy = Flaky()
-    return policy, Deciders(policy, Steady(), Calls())
+def a_failing_policy() -> tuple[Flaky, State]:
+    policy, settings = Flaky(), Settings()
+    recovery = registry.bare_recovery(settings)
+    return policy, State(settings, policy, recovery, fallback=Steady())
 
 
-def plan_every_second(deciders: Deciders, since: int, until: int) -> None:
+def plan_every_second(state: State, since: int, until: int) -> None:
     for now in range(since, until):
         view = a_view([a_gpu_view(0)], [queued(1)], now=float(now))
-        deciders.plan(view, lambda view=view: view)  # type: ignore[misc]
+        make_plan(state, view, lambda view=view: view)  # type: ignore[misc]
 
 
 def test_a_policy_that_goes_on_failing_is_asked_half_as_often_each_time() -> None:
-    policy, deciders = a_failing_policy()
-    plan_every_second(deciders, 0, 1200)
+    policy, state = a_failing_policy()
+    plan_every_second(state, 0, 1200)
     waits = [b - a for a, b in zip(policy.asked_at, policy.asked_at[1:], strict=False)]
     assert waits[0] == FIRST_TRY_S
     assert waits[:6] == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0]
@@ -232,20 +234,20 @@ def test_a_policy_that_goes_on_failing_is_asked_half_as_often_each_time() -> Non
 
 
 def test_a_policy_that_soon_fails_again_keeps_its_back_off() -> None:
-    policy, deciders = a_failing_policy()
-    plan_every_second(deciders, 0, 20)  # asked at 0, 5 and 15; the next time is 35
+    policy, state = a_failing_policy()
+    plan_every_second(state, 0, 20)  # asked at 0, 5 and 15; the next time is 35
     policy.works = True
-    plan_every_second(deciders, 20, 40)
-    assert deciders.acting is policy
+    plan_every_second(state, 20, 40)
+    assert state.deciding.acting is policy
     policy.works, policy.asked_at = False, []
-    plan_every_second(deciders, 75, 120)  # 40 s, twice the last wait, after 35
+    plan_every_second(state, 75, 120)  # 40 s, twice the last wait, after 35
     assert policy.asked_at == [75.0, 115.0]
-    policy, deciders = a_failing_policy()
-    plan_every_second(deciders, 0, 20)
+    policy, state = a_failing_policy()
+    plan_every_second(state, 0, 20)
     policy.works = True
-    plan_every_second(deciders, 20, 40)
+    plan_every_second(state, 20, 40)
     policy.works, policy.asked_at = False, []
-    plan_every_second(deciders, 76, 82)  # later than that: from the beginning
+    plan_every_second(state, 76, 82)  # later than that: from the beginning
     assert policy.asked_at == [76.0, 81.0]
 
 

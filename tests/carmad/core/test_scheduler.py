@@ -11,6 +11,7 @@ from carmad.api import why
 from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.gpus.gpuview import NodeView
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import IllegalTransition, Retry, advance
@@ -37,8 +38,7 @@ from carmad.core.messages import (
     Wake,
 )
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
-from carmad.core.placing.view import NodeView
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from policies import baselines, builtin
@@ -404,7 +404,7 @@ def test_an_attempt_that_never_began_has_no_start_and_teaches_nothing():
     server.exit(id, Exit(Cause.LOST))
     job = server.last(id)
     assert (job.state, job.started_at, attempts_out(job)) == (S.CANCELLED, None, [])
-    assert not [*server.scheduler.history.runs], "it does not take 0 s"
+    assert not [*server.scheduler.state.history.runs], "it does not take 0 s"
 
 
 @pytest.mark.parametrize(
@@ -1028,7 +1028,7 @@ def test_a_multi_gpu_job_of_an_earlier_release_stays_alone():
     server = FakeServer(gpus=1, settings=Settings(collocation=Collocation(mps=True)))
     first = server.submit()
     settled(server, first)
-    server.scheduler._ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
+    server.scheduler.state.ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
     assert server.why(server.submit())[0] == {0: ["exclusive"]}
 
 

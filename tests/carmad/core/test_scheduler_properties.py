@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -21,9 +22,12 @@ from hypothesis.stateful import (
 )
 
 from carmad.core.jobs.attempt import Cause, Exit
-from carmad.core.jobs.requests import Requests
+from carmad.core.jobs.job import stopping
+from carmad.core.jobs.knowledge import end
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import Action, CancelRequested
+from carmad.core.messages import CancelRequested
+from carmad.core.scheduler import HANDLERS
+from carmad.core.state import State
 from carmad.engine import engine
 from carmad.engine.engine import Engine
 from tests.model import SHARED, STEPS, UNDER_MPS, Model, live_through
@@ -98,17 +102,15 @@ def act_first(scheduler, store, world, *events, committed, **unused) -> None:
     committed(step)
 
 
-def cancelled_at_once(self: Requests, event: CancelRequested) -> list[Action]:
+def cancelled_at_once(state: State, event: CancelRequested) -> None:
     """Its GPUs are free before its processes are gone."""
-    job = self._ledger.jobs.get(event.job)
+    job = state.ledger.jobs.get(event.job)
     if job and job.state is not JobState.STOPPING:
-        self._ledger.put(job)
-        stopping = job
+        state.ledger.put(job)
         if job.holds_gpus:
-            self._ledger.stop(job, Cause.CANCELLED)
-            stopping = self._ledger.jobs[job.id]
-        self._endings.end(stopping, JobState.CANCELLED, Exit(Cause.CANCELLED), event.at)
-    return []
+            job = stopping(job, Cause.CANCELLED)
+            state.ledger.put(job)
+        end(state, job, JobState.CANCELLED, Exit(Cause.CANCELLED), event.at)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +119,14 @@ def cancelled_at_once(self: Requests, event: CancelRequested) -> list[Action]:
         (Engine, "restore", never_again, "never ended"),
         (Engine, "_reload", lambda self, history=None: (), "tell two stories"),
         (engine, "turn", act_first, "runs unseen"),
-        (Requests, "cancel", cancelled_at_once, "runs unseen"),
+        (HANDLERS, CancelRequested, cancelled_at_once, "runs unseen"),
     ],
 )
 def test_a_fault_of_ours_would_be_seen(
-    monkeypatch: pytest.MonkeyPatch, where: object, what: str, fault: object, noticed: str
+    monkeypatch: pytest.MonkeyPatch, where: Any, what: Any, fault: object, noticed: str
 ) -> None:
-    monkeypatch.setattr(where, what, fault)
+    patch = monkeypatch.setitem if where is HANDLERS else monkeypatch.setattr
+    patch(where, what, fault)
     with pytest.raises(AssertionError, match=noticed):
         for seed in SEEDS:
             live_through(seed)

@@ -160,7 +160,7 @@ def test_bands_order_users_by_their_use() -> None:
 def test_a_debug_run_of_the_user_with_most_use_is_not_always_last() -> None:
     settings = replace(ALONE, fairness=Fairness())
     server = FakeServer(gpus=1, settings=settings)
-    server.scheduler.shares = shared(settings.fairness, ada=0.1, bob=0.3, carl=2.0)
+    server.scheduler.state.shares = shared(settings.fairness, ada=0.1, bob=0.3, carl=2.0)
     server.run_kernel(server.submit(user="ada"))
     carl, bob, ada = (server.submit(user=user) for user in ("carl", "bob", "ada"))
     server.pass_time(2 * RANKED_EVERY_S, RANKED_EVERY_S)
@@ -222,7 +222,7 @@ def test_priorities_and_a_policys_own_order_come_before_the_share() -> None:
     assert line(server) == [ada, yields]
     assert overtaken(server.job(yields), server.scene) == ""
     server = FakeServer(gpus=1, settings=replace(ALONE, policy="sjf"))
-    server.scheduler.shares = shared(ada=1)
+    server.scheduler.state.shares = shared(ada=1)
     server.submit(user="bob", expected_s=1.0)
     long, short = (
         server.submit(user="carl", expected_s=9.0),
@@ -241,11 +241,14 @@ def test_a_shared_gpu_is_divided() -> None:
     second = server.submit(user="bob", memory_mib=1000)
     assert server.job(second).state is JobState.STARTING
     server.pass_time(60)
-    used = {user: server.scheduler.shares.usage_s(who(user), server.now) for user in ("ada", "bob")}
+    used = {
+        user: server.scheduler.state.shares.usage_s(who(user), server.now)
+        for user in ("ada", "bob")
+    }
     assert used == pytest.approx({"ada": 130, "bob": 30}, rel=0.01)
     server.exit(first)
-    assert server.scheduler.shares.accounts[who("bob")].rate == 1.0
-    assert server.scheduler.shares.accounts[who("ada")].rate == 0.0
+    assert server.scheduler.state.shares.accounts[who("bob")].rate == 1.0
+    assert server.scheduler.state.shares.accounts[who("ada")].rate == 0.0
 
 
 def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path) -> None:
@@ -259,14 +262,14 @@ def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path
     for step in server.steps:
         store.commit(step)
     store.close()
-    used_s = server.scheduler.shares.usage_s(who("ada"), server.now + 50)
+    used_s = server.scheduler.state.shares.usage_s(who("ada"), server.now + 50)
 
     store = SqlStore.open(tmp_path / "carma.db")
     store.keep_time("boot", 0.0)
     saved = store.restore()
     server.scheduler.restore(saved.jobs, accounts=saved.accounts)
     server.sample(50)
-    after = server.scheduler.shares
+    after = server.scheduler.state.shares
     assert after.usage_s(who("ada"), server.now) == pytest.approx(used_s)
     assert after.accounts[who("bob")].groups == ("lab",)
     store.keep_time("boot", 1000.0)
@@ -305,7 +308,7 @@ def test_urgent_jobs_are_paid_from_a_budget_that_comes_back() -> None:
     for id in (paid, usual):
         server.run_kernel(id)
     server.pass_time(HOUR_S / 2, 600)
-    shares = server.scheduler.shares
+    shares = server.scheduler.state.shares
     assert shares.urgent_s(who("ada"), server.now) == pytest.approx(HOUR_S / 2)
     carl, urgent = server.submit(user="carl"), server.submit(user="ada", urgent=True)
     assert line(server) == [urgent, carl]
@@ -364,22 +367,24 @@ def test_it_loses_rank_in_the_line_for_gpus_too() -> None:
 
 def test_a_job_without_gpus_counts_as_the_part_of_the_gpus_that_it_has_of_the_host() -> None:
     server, jobs = flooded()
-    ada = server.scheduler.shares.accounts[who("ada")]
+    ada = server.scheduler.state.shares.accounts[who("ada")]
     assert (ada.rate, ada.host_rate) == (0.0, 2.0), "all CPUs: as two GPUs"
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(1200, rel=0.01)
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == pytest.approx(
+        1200, rel=0.01
+    )
     (shown,) = shares_out(server.scene)["users"]
     assert (shown["gpus"], shown["host_gpus"]) == (0.0, 2.0)
     assert shown["gpu_hours"] == pytest.approx(1 / 3, rel=0.01)
     for job in jobs:
         server.exit(job)
-    assert server.scheduler.shares.accounts[who("ada")].host_rate == 0.0
+    assert server.scheduler.state.shares.accounts[who("ada")].host_rate == 0.0
 
 
 def test_the_larger_of_its_parts_of_cpus_and_memory_counts() -> None:
     for cpus, memory_mib, gpus in ((1, None, 0.25), (1, 48 * 1024, 1.5), (4, 1024, 1.0)):
         server = FakeServer(gpus=2, settings=HOST)
         server.submit(gpus=0, cpus=cpus, host_memory_mib=memory_mib)
-        assert server.scheduler.shares.accounts[who("ada")].host_rate == gpus
+        assert server.scheduler.state.shares.accounts[who("ada")].host_rate == gpus
 
 
 def test_to_split_a_job_into_many_changes_nothing() -> None:
@@ -387,12 +392,12 @@ def test_to_split_a_job_into_many_changes_nothing() -> None:
         server = FakeServer(gpus=3, settings=HOST)
         for _ in range(jobs):
             server.submit(gpus=0, cpus=8 // jobs)
-        assert server.scheduler.shares.accounts[who("ada")].host_rate == 3.0
+        assert server.scheduler.state.shares.accounts[who("ada")].host_rate == 3.0
 
 
 def test_what_they_count_as_is_neither_gpus_held_nor_gpu_hours_of_a_limit() -> None:
     server, _ = flooded()
-    shares = server.scheduler.shares
+    shares = server.scheduler.state.shares
     assert shares.accounts[who("ada")].since(0, server.now) == 0.0
     assert shares.accounts[who("ada")].urgent_since(0, server.now) == 0.0
     quotas = server.scene.quotas
@@ -401,16 +406,16 @@ def test_what_they_count_as_is_neither_gpus_held_nor_gpu_hours_of_a_limit() -> N
 
 def test_where_nobody_counts_cpus_or_there_are_no_gpus_they_count_as_nothing() -> None:
     server, _ = flooded(ALONE)
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == 0.0
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == 0.0
     server = FakeServer(gpus=0, settings=HOST)
     server.submit(gpus=0, cpus=8)
     server.pass_time(60)
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == 0.0
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == 0.0
 
 
 def test_other_settings_and_other_gpus_count_at_once() -> None:
     server, _ = flooded()
-    shares = server.scheduler.shares
+    shares = server.scheduler.state.shares
     more = replace(HOST, host=Host(cpus=16))
     server.tell(Reconfigured(server.now, more))
     assert shares.accounts[who("ada")].host_rate == 2.0, "four jobs of four CPUs, of sixteen"
@@ -427,11 +432,11 @@ def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
     store.keep_time("boot", 0.0)
     for step in server.steps:
         store.commit(step)
-    used_s = server.scheduler.shares.usage_s(who("ada"), server.now + 50)
+    used_s = server.scheduler.state.shares.usage_s(who("ada"), server.now + 50)
     saved = store.restore()
     server.scheduler.restore(saved.jobs, accounts=saved.accounts)
     server.sample(50)
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(used_s)
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == pytest.approx(used_s)
     store.keep_time("another boot", 5000.0)
     assert {each.host_rate for each in store.restore().accounts} == {0.0}
     store.close()
@@ -446,12 +451,12 @@ def test_an_account_with_a_part_of_the_host_is_stored(tmp_path: Path) -> None:
 
 def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None:
     server, jobs = flooded()
-    used_s = server.scheduler.shares.usage_s(who("ada"), server.now)
+    used_s = server.scheduler.state.shares.usage_s(who("ada"), server.now)
     bob = server.submit(user="bob", gpus=0, cpus=4)
     carl = server.submit(user="carl", gpus=0, cpus=4)
     for job in jobs:
         server.tell(CancelRequested(server.now, job, "ada", 0))
-    ada = server.scheduler.shares.accounts[who("ada")]
+    ada = server.scheduler.state.shares.accounts[who("ada")]
     assert ada.host_rate == 2.0, "until its processes are gone"
     again = server.submit(user="ada", gpus=0, cpus=4)
     assert line(server) == [bob, carl, again]
@@ -460,7 +465,7 @@ def test_cancelling_and_submitting_again_gains_neither_use_nor_a_place() -> None
     assert line(server) == [carl, bob, again]
     for job in jobs[:2]:
         server.exit(job, Exit(Cause.CANCELLED))
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == used_s
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == used_s
 
 
 def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less() -> None:
@@ -478,17 +483,21 @@ def test_an_early_arrival_that_was_kept_gains_nothing_against_who_has_used_less(
 def test_a_held_job_counts_as_nothing_and_one_that_is_being_preempted_until_it_is_gone() -> None:
     server, jobs = flooded()
     server.tell(HoldRequested(server.now, jobs[2], True, "ada"))
-    assert server.scheduler.shares.accounts[who("ada")].host_rate == 2.0, "of the two that run"
+    assert server.scheduler.state.shares.accounts[who("ada")].host_rate == 2.0, (
+        "of the two that run"
+    )
     server = FakeServer(gpus=1, settings=replace(ALONE, limits=Limits(preemption=True)))
     job = server.submit(user="ada")
     server.run_kernel(job)
     server.pass_time(60)
-    shares, ledger = server.scheduler.shares, server.scheduler._ledger
+    shares, ledger = server.scheduler.state.shares, server.scheduler.state.ledger
     ledger.put(stopping(ledger.jobs[job], Cause.PREEMPTED))
     server.pass_time(60)
     assert shares.accounts[who("ada")].rate == 1.0
     server.tell(Exited(server.now, job, 1, Exit(Cause.FAILURE, signal=15)))
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(120, rel=0.01)
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == pytest.approx(
+        120, rel=0.01
+    )
 
 
 def test_an_adopted_job_counts_from_its_adoption_on() -> None:
@@ -497,6 +506,8 @@ def test_an_adopted_job_counts_from_its_adoption_on() -> None:
     gpu = server.gpus[0].id
     spec = a_spec(user="ada", process=(4711, 99), interactive=True)
     server.tell(Adopted(server.now, JobId(50), spec, (gpu,), Mode.STREAMS))
-    assert server.scheduler.shares.accounts[who("ada")].rate == 1.0
+    assert server.scheduler.state.shares.accounts[who("ada")].rate == 1.0
     server.pass_time(60)
-    assert server.scheduler.shares.usage_s(who("ada"), server.now) == pytest.approx(60, rel=0.01)
+    assert server.scheduler.state.shares.usage_s(who("ada"), server.now) == pytest.approx(
+        60, rel=0.01
+    )

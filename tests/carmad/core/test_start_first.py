@@ -29,7 +29,7 @@ from carmad.core.messages import (
     Tick,
     UpdateRequested,
 )
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from tests.daemon import running, until
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")

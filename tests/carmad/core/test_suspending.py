@@ -10,10 +10,11 @@ from carma_testing import FakeServer, a_job, a_spec
 from carmad.config import Collocation, Interactive, Limits, Monitor, Settings, Suspending
 from carmad.core.jobs import control
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, ProfilingRun, Suspension
+from carmad.core.jobs.control import cost_s, never
 from carmad.core.jobs.job import Job, advance
-from carmad.core.jobs.spec import Allocation
+from carmad.core.jobs.spec import Allocation, WarnSignal
 from carmad.core.jobs.states import JobState
-from carmad.core.jobs.suspending import AGAIN_AFTER_S, cost_s, never
+from carmad.core.jobs.suspending import AGAIN_AFTER_S
 from carmad.core.messages import (
     CancelRequested,
     DrainRequested,
@@ -23,6 +24,7 @@ from carmad.core.messages import (
     Resume,
     Resumed,
     ResumeRequested,
+    Signal,
     Suspend,
     Suspended,
     SuspendRequested,
@@ -32,7 +34,7 @@ from carmad.core.messages import (
 )
 from carmad.core.placing.decision import Move, Placement, Proposal, Reason
 from carmad.core.placing.view import View
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from policies.baselines import FIRST_QUEUE_GPU_S
 
 S = JobState
@@ -124,8 +126,10 @@ def test_where_it_may_resume(moves: bool, kind: str, where: int | None) -> None:
     gone = here.gpus[0].id
     here.tell(DrainRequested(here.now, gone, "fan", "root"))
     if kind == "H100":
-        here.scheduler._fleet.gpus[here.gpus[1].id] = replace(here.gpus[1], name=kind)
-        here.scheduler._fleet.discover(tuple(here.scheduler.gpus.values()))
+        here.scheduler.state.fleet.gpus[here.gpus[1].id] = replace(here.gpus[1], name=kind)
+        here.scheduler.state.fleet.discover(
+            here.scheduler.settings, tuple(here.scheduler.gpus.values())
+        )
     resume(here, id)
     here.pass_time(6)
     job = here.job(id)
@@ -388,7 +392,7 @@ def test_it_may_end_by_itself_meanwhile(exit: Exit) -> None:
     ran_s = here.job(id).attained_s(here.now)
     here.exit(id, exit)
     job = here.last(id)
-    assert job.ended and not here.scheduler._ledger.suspended
+    assert job.ended and not here.scheduler.state.ledger.suspended
     assert job.attempts[-1].suspension is None
     assert job.attempts[-1].run_s(here.now) == ran_s
 
@@ -533,7 +537,7 @@ def test_one_that_is_profiled_stays_alone_where_it_resumes() -> None:
     here = server(1)
     id = here.submit()
     job = here.job(id).with_attempt(profiling=ProfilingRun(here.now + 1000, evict=False))
-    here.scheduler._ledger.put(job)
+    here.scheduler.state.ledger.put(job)
     here.run_kernel(id)
     here.pass_time(6)
     suspend(here, id)
@@ -692,6 +696,19 @@ def test_an_idle_job_at_a_terminal_is_suspended_and_not_ended() -> None:
     assert here.job(other).state is S.RUNNING
 
 
+def test_what_else_is_due_is_not_forgotten_while_an_idle_job_cannot_be_suspended() -> None:
+    never_now = replace(ROOM.suspend, most_per_hour=0)
+    here = server(1, replace(ROOM, interactive=Interactive(idle_s=20.0), suspend=never_now))
+    id = here.submit(interactive=True, time_limit_s=100, warn=WarnSignal(12, 60))
+    here.run_kernel(id)
+    here.pass_time(3)
+    here.alive[id, 1].ran_kernel = False
+    here.pass_time(60)
+    assert here.job(id).state is S.RUNNING and here.job(id).warned
+    signals = [each for step in here.steps for each in step.actions if isinstance(each, Signal)]
+    assert len(signals) == 1, "and not at every reading"
+
+
 # -- a crash averted
 
 
@@ -764,7 +781,7 @@ def test_a_job_on_several_nodes_does_not_avoid_the_only_gpus_to_which_it_can_ret
     job = here.job(id)
     spread = Suspension(here.now, "room", job.gpus, "A100", "", 10_000, 20_000, after="elsewhere")
     leaving = advance(job.with_attempt(suspension=spread), S.SUSPENDING)
-    here.scheduler._ledger.put(leaving)
+    here.scheduler.state.ledger.put(leaving)
     here.tell(Suspended(here.now, id, 1))
     retry = here.job(id).retry
     assert retry and (retry.exclusive, retry.avoid) == (True, ())

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.config import Monitor, Risk
-from carmad.core.gpus.gpu import GpuSample
-from carmad.core.gpus.window import Score, Window, ema, mean, percentile, risk
+from carmad.core.gpus.gpu import (
+    GpuSample,
+    Score,
+    Window,
+    ema,
+    mean,
+    percentile,
+    risk,
+)
 
 fractions = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 

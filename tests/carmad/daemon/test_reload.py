@@ -129,3 +129,16 @@ def test_the_core_judges_by_the_new_settings_at_once() -> None:
     two = replace(settings, collocation=Collocation(max_jobs_per_gpu=2))
     server.tell(Reconfigured(server.now, two))
     assert server.job(second).state is JobState.STARTING
+
+
+def test_jobs_at_a_terminal_go_first_as_soon_as_others_are_suspended_for_them() -> None:
+    usual = Settings()
+    suspending = replace(usual, limits=Limits(preemption="suspend"))
+    server = FakeServer(gpus=1, settings=usual)
+    server.submit()
+    first, shell = server.submit(), server.submit(interactive=True)
+    assert [job.id for job in server.scene.line] == [first, shell]
+    server.tell(Reconfigured(server.now, suspending))
+    assert [job.id for job in server.scene.line] == [shell, first]
+    server.tell(Reconfigured(server.now, usual))
+    assert [job.id for job in server.scene.line] == [first, shell]

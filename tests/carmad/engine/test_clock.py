@@ -16,7 +16,7 @@ from carmad.core.jobs.attempt import JobId, ProfilingRun
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Sampled, Step, Submitted, Tick
-from carmad.core.rules.reservations import Reservation
+from carmad.core.rules.limits import Reservation
 from carmad.core.scheduler import Scheduler
 from carmad.engine import clock as module
 from carmad.engine.clock import Clock, Wall

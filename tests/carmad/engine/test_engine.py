@@ -13,7 +13,6 @@ from carmad.config import Settings
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.jobs import endings
 from carmad.core.jobs.attempt import Cause, Exit, JobId
-from carmad.core.jobs.endings import Endings
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
     CancelRequested,
@@ -25,7 +24,7 @@ from carmad.core.messages import (
     Submitted,
     Tick,
 )
-from carmad.core.scheduler import Scheduler
+from carmad.core.scheduler import HANDLERS, Scheduler
 from carmad.edge import Follower
 from carmad.engine import engine
 from carmad.engine.clock import Clock
@@ -221,19 +220,19 @@ def test_on_a_full_disk_a_time_limit_ends_its_job_and_is_not_tried_at_every_samp
     daemon.await_state(id, JobState.STOPPING)
 
 
-def test_on_a_full_disk_nobody_is_preempted(daemon):
+def test_on_a_full_disk_nobody_is_preempted(daemon, monkeypatch):
     id = daemon.start()
     daemon.fill()
     core = daemon.scheduler
-    core._take = lambda event: core._actions.append(
-        core._ledger.stop(core.jobs[id], Cause.PREEMPTED)
+    monkeypatch.setitem(
+        HANDLERS, Tick, lambda state, event: state.stop(core.jobs[id], Cause.PREEMPTED)
     )
     daemon.inbox.post(Tick(2.0))
     settle(daemon)
     assert daemon.store.restores == 1
     assert daemon.world.stops == []
     assert daemon.state(id) is JobState.STARTING
-    del core._take
+    monkeypatch.undo()
     daemon.fill(False)
 
 
@@ -288,7 +287,7 @@ def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch
     id = daemon.start()
     monkeypatch.setattr(engine, "RETRY_END_S", math.inf)
     with monkeypatch.context() as broken:
-        broken.setattr(Endings, "end_attempt", lambda *_: 1 / 0)
+        broken.setitem(HANDLERS, Exited, lambda *_: 1 / 0)
         daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3)))
         settle(daemon)
         settle(daemon)

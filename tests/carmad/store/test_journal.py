@@ -147,7 +147,9 @@ def test_begin_counts_each_task_of_an_array(tmp_path: Path) -> None:
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
     assert isinstance(begin, Begin)
     then = History((), begin.submissions).traffic(server.now + 2 * BIN_S)
-    assert then == server.scheduler.history.traffic(server.now + 2 * BIN_S) == [(5, 5), (0, 0)]
+    assert (
+        then == server.scheduler.state.history.traffic(server.now + 2 * BIN_S) == [(5, 5), (0, 0)]
+    )
 
 
 def test_no_environment_gets_in(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from sqlalchemy import Connection, create_engine, text
 from carma_testing import changed
 from carma_testing.builders import a_job
 from carmad.config import Retention
-from carmad.core.gpus.gpu import GpuSample
+from carmad.core.gpus.gpu import Drain, GpuSample
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
@@ -42,7 +42,6 @@ from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
 from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.messages import (
     CancelRequested,
-    Drain,
     Event,
     Measured,
     Sampled,

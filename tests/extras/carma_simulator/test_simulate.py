@@ -26,7 +26,7 @@ from carma_simulator.run import simulate
 from carma_simulator.traces import sources
 from carmad import registry
 from carmad.config import Monitor, Settings
-from carmad.core.ports import Policy
+from carmad.core.placing.view import Policy
 from carmad.errors import CarmaError
 from cli import client
 from cli.main import run

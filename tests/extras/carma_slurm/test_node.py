@@ -20,8 +20,8 @@ from carma_slurm.login import checks as slurm_checks
 from carma_slurm.node import Node, Wanted, changes, goal, node_in
 from carma_testing import a_gpu_view, a_view
 from carmad.config import Cluster
+from carmad.core.gpus.gpu import Drain
 from carmad.core.jobs.tasks import JobsById
-from carmad.core.messages import Drain
 from carmad.core.scene import Scene
 from tests.daemon import CARMA, NO_KERNELS, OVER, Carmad, Json, train, until
 from tests.extras.carma_slurm import slurm

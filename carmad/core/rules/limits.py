@@ -1,25 +1,70 @@
-"""Reservations: GPUs kept for some users for a time, or for nobody, which is maintenance. A booking
-is one that a user made.
-
-The GPUs are chosen when the reservation is made. So the rule for a job is about one GPU at a time,
-and `carma gpus` can say today what happens on Monday; a number of GPUs, bound as late as possible,
-could do neither.
-"""
+"""What administrators set, and users book: limits of users and groups, and reservations of GPUs."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from carmad.config import Limits
 from carmad.core.jobs.attempt import GpuId
-from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 
+DEFAULT = "default"  # the limit of each user without one
+Subject = Owner | str  # a user; "@group" or `DEFAULT`
+Period = Literal["day", "week", "month"]
+DAYS: dict[Period, int] = {"day": 1, "week": 7, "month": 30}  # with the current one (UTC)
 MOST = 100  # at a time
 TIMES = 52  # that a weekly one recurs
 LAPSE_S = 1800.0  # a booking is over when its users have had no job there for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """None: not limited here, but nobody may book without a limit. The users of a group share its
+    limit."""
+
+    subject: str  # a user's name, "@group" or `DEFAULT`
+    gpus: int | None = None  # held at once
+    gpu_hours: float | None = None  # used per period; jobs that run then continue
+    per: Period = "week"
+    jobs: int | None = None  # waiting; not of groups
+    booking: float | None = None  # GPU-hours of bookings that are not over
+    by: str = ""  # who set it last
+    at: float = 0.0
+    uid: int | None = None  # of the user; None for others, and where an upgrade could not tell
+
+    def is_of(self, owner: Owner) -> bool:
+        """Whoever gets the name later does not get the limit."""
+        return self.subject == owner.user and self.uid in (None, owner.uid)
+
+    @property
+    def empty(self) -> bool:
+        return (self.gpus, self.gpu_hours, self.jobs, self.booking) == (None,) * 4
+
+    def over(self, other: Limit) -> Limit:
+        """With `other` where this has none."""
+        hours, per = (
+            (other.gpu_hours, other.per) if self.gpu_hours is None else (self.gpu_hours, self.per)
+        )
+        gpus = other.gpus if self.gpus is None else self.gpus
+        jobs = other.jobs if self.jobs is None else self.jobs
+        booking = other.booking if self.booking is None else self.booking
+        return replace(self, gpus=gpus, gpu_hours=hours, per=per, jobs=jobs, booking=booking)
+
+
+def limit_of(owner: Owner, limits: Mapping[str, Limit], settings: Limits) -> Limit:
+    """The user's own limit, then the default, then the settings."""
+    own = limits.get(owner.user)
+    if own is None or not own.is_of(owner):
+        own = Limit(owner.user, uid=owner.uid)
+    return own.over(default_limit(limits, settings))
+
+
+def default_limit(limits: Mapping[str, Limit], settings: Limits) -> Limit:
+    usual = Limit(DEFAULT, settings.gpus_per_user, jobs=settings.queued_per_user)
+    return limits.get(DEFAULT, usual).over(usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +149,3 @@ def slots(reservations: Iterable[Reservation], gpu: GpuId, now: float) -> tuple[
         if at is not None
     ]
     return tuple(sorted(found, key=lambda slot: slot.starts_at))
-
-
-def is_in_the_way(job: Job, slot: Slot, now: float) -> bool:
-    """Whether a running job may still be on the GPU when this begins, or is there meanwhile."""
-    return not slot.of.admits(job.spec.owner) and job.at_most_s(now) > slot.in_s
