@@ -18,7 +18,17 @@ from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.jobs.states import ENDED, Active, JobState, Over, Paused, Status, Stopping, Waiting
+from carmad.core.jobs.states import (
+    ENDED,
+    NEW,
+    Active,
+    JobState,
+    Over,
+    Paused,
+    Status,
+    Stopping,
+    Waiting,
+)
 from carmad.core.placing.decision import Reason
 from carmad.core.placing.view import View
 from carmad.core.ports import Run, Trial, Warm
@@ -55,12 +65,14 @@ def a_job(id: int = 1, **changes: object) -> Job:
 def changed(job: Job, **changes: Any) -> Job:
     """`job` with other fields: its own, those of its state (`state`, `exit`, `ended_at`,
     `suspension`, `stop`), of its current attempt (`gpus`, `started_at`, …, `attempt` for its
-    number), and the `failures` and `served_s` of earlier ones. What its state needs besides is
-    made up."""
+    number), and the `failures` and `served_s` of earlier ones. A job that is given an attempt
+    runs, unless `state` is given, too. What its state needs besides is made up."""
     numbered = changes.pop("attempt", None)
     earlier = _earlier(job, changes.pop("failures", None), changes.get("served_s"))
     served_s = changes.pop("served_s", job.served_s)
     its = {name: changes.pop(name) for name in _OF_ATTEMPT & changes.keys()}
+    if its and job.state in NEW:
+        changes.setdefault("state", JobState.RUNNING)
     given = {name: changes.pop(name, getattr(job, name)) for name in _OF_STATE}
     new = replace(job, earlier=earlier, **changes)
     last = earlier[-1].number if earlier else 0
@@ -68,7 +80,10 @@ def changed(job: Job, **changes: Any) -> Job:
     before = {name: getattr(job.current, name) for name in _OF_ATTEMPT} if job.current else {}
     attempt = Attempt(number=number, served_s=served_s, **{"gpus": (), **before, **its})
     status = _status(given, attempt, bool(its or job.current), job.submitted_at)
-    if isinstance(status, Waiting) and (served_s or (numbered or 0) > last):
+    if isinstance(status, Waiting) and job.current:
+        exit, ended_at = given["exit"] or Exit(Cause.LOST), given["ended_at"] or job.submitted_at
+        earlier = (*earlier, attempt.ended(exit, ended_at, given["stop"]))
+    elif isinstance(status, Waiting) and (served_s or (numbered or 0) > last):
         # What earlier ones ran for is told by the one after them.
         back = Attempt(number, (), served_s=served_s)
         earlier = (*earlier, back.ended(Exit(Cause.PROFILED), LONG_AGO, Cause.PROFILED))

@@ -190,7 +190,7 @@ class Job:
 
     @property
     def stop(self) -> Cause | None:
-        """Why it is being stopped."""
+        """Why it is being, or was, stopped."""
         return self.status.stop
 
     @property
@@ -381,7 +381,7 @@ def stopping(job: Job, cause: Cause) -> Job:
     """The job, asked to stop. One that is already stopping only takes the new cause."""
     assert job.status.attempt
     to = Stopping(job.status.attempt, cause, job.suspension)
-    return replace(job, status=to) if job.stop else advance(job, to)
+    return replace(job, status=to) if job.state is JobState.STOPPING else advance(job, to)
 
 
 def requeue(job: Job, state: NewState, exit: Exit, at: float, **changes: Any) -> Job:

@@ -96,6 +96,9 @@ class Active:
     exit: ClassVar[None] = None
     ended_at: ClassVar[None] = None
 
+    def __post_init__(self) -> None:
+        _expect_in_progress(self.attempt)
+
 
 @dataclass(frozen=True, slots=True)
 class Paused:
@@ -108,6 +111,9 @@ class Paused:
     exit: ClassVar[None] = None
     ended_at: ClassVar[None] = None
 
+    def __post_init__(self) -> None:
+        _expect_in_progress(self.attempt)
+
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
@@ -118,6 +124,9 @@ class Stopping:
     exit: ClassVar[None] = None
     ended_at: ClassVar[None] = None
 
+    def __post_init__(self) -> None:
+        _expect_in_progress(self.attempt)
+
 
 @dataclass(frozen=True, slots=True)
 class Over:
@@ -126,7 +135,20 @@ class Over:
     ended_at: float
     attempt: EndedAttempt | None = None  # None: it ended while it waited
     suspension: ClassVar[None] = None
-    stop: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        its = self.attempt
+        if its and (its.exit, its.ended_at) != (self.exit, self.ended_at):
+            raise ValueError("a job ends as its last attempt does")
+
+    @property
+    def stop(self) -> Cause | None:
+        return self.attempt.stop if self.attempt else None
+
+
+def _expect_in_progress(attempt: Attempt) -> None:
+    if attempt.exit:
+        raise ValueError("the attempt is over")
 
 
 Status = Waiting | Active | Paused | Stopping | Over

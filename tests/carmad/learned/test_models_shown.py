@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec, changed
+from carma_testing.builders import a_job
 from carmad.core.jobs.attempt import GpuId, JobId, ProfilingRun
 from carmad.core.jobs.findings import Indicator, Prediction, Profile
 from carmad.core.jobs.job import Job
@@ -71,7 +72,7 @@ def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]
 
 def learned(id: int, **changes: Any) -> Job:
     spec = a_spec(user=user_name(), uid=0, name="train")
-    job = Job(JobId(id), spec, JobState.SUCCEEDED, 100.0)
+    job = a_job(id, spec=spec, state=JobState.SUCCEEDED, submitted_at=100.0)
     profile = Profile(30.0, 900, (Indicator("gpu_utilization", 0.5, 0.01),), of=JobId(3))
     told = Prediction(
         5400.0, "additive", (("gpus", 0.25), ("user", -1.5)), ("learned from 10 jobs",)

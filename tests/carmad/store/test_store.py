@@ -35,11 +35,11 @@ from carma_testing import changed
 from carma_testing.builders import a_job
 from carmad.config import Retention
 from carmad.core.gpus.gpu import Drain, GpuSample
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.attempt import Attempt, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
-from carmad.core.jobs.states import JobState, Waiting
+from carmad.core.jobs.states import Active, JobState, Waiting
 from carmad.core.messages import (
     CancelRequested,
     Event,
@@ -52,9 +52,9 @@ from carmad.core.messages import (
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, database, journal, queries, reading, retention
-from carmad.store.codec import current_form
+from carmad.store import codec, database, former, journal, queries, reading, retention
 from carmad.store.database import StoreFull, connect
+from carmad.store.former import current_form
 from carmad.store.queries import Search
 from carmad.store.sql import SqlStore
 from carmad.store.values import Spread, Transition
@@ -156,10 +156,10 @@ def test_drains_are_replaced_and_otherwise_left(store: SqlStore) -> None:
 
 def test_every_version_leaves_its_transition(store: SqlStore) -> None:
     first = job(1, JobState.PENDING)
-    queued = replace(first, state=JobState.QUEUED)
+    queued = changed(first, state=JobState.QUEUED)
     store.commit(step(first, queued, replace(queued, held=True), at=1.0))
     starting = changed(queued, state=JobState.STARTING, attempt=1)
-    failed = replace(starting, state=JobState.QUEUED)
+    failed = changed(starting, state=JobState.QUEUED)
     again = changed(failed, state=JobState.STARTING, attempt=2)
     store.commit(step(job(2), starting, failed, again, at=2.0))
     store.commit(step(changed(again, warned=True), at=3.0))
@@ -198,9 +198,8 @@ def test_stage_times_of_0_1_0_are_kept(attempt: int) -> None:
 def test_an_attempt_that_0_1_0_was_stopping_was_being_cancelled() -> None:
     """If no cause is recorded: a stopped attempt must have one."""
     old = {"state": "stopping", "attempt": 1, "gpus": ["GPU-1"], "spec": {}}
-    assert current_form(old)["attempts"][-1]["stop"] == "cancelled"
-    preempted = current_form(old | {"stop": "preempted"})
-    assert preempted["attempts"][-1]["stop"] == "preempted"
+    assert current_form(old)["status"]["stop"] == "cancelled"
+    assert current_form(old | {"stop": "preempted"})["status"]["stop"] == "preempted"
 
 
 def test_an_upgrade_that_fails_leaves_no_copy(
@@ -313,7 +312,7 @@ def test_a_search_finds_by_words_and_sorts(store: SqlStore) -> None:
     assert ([found.id for found in some], more) == ([1], 0)
     assert store.search(Search(), limit=1)[1] == 1  # there are others
     assert store.search(Search(), limit=1, count=True)[1] == 2
-    again = replace(store.jobs([JobId(1)])[0], state=JobState.QUEUED)
+    again = changed(store.jobs([JobId(1)])[0], state=JobState.QUEUED)
     store.commit(step(again))
     assert ids() == [3, 2]  # it runs again
 
@@ -357,7 +356,7 @@ def test_totals(store: SqlStore) -> None:
         begun = changed(waiting, state=JobState.STARTING, started_at=float(number), attempt=1)
         store.commit(step(begun, at=float(number)))
         retried = changed(begun, attempt=2, started_at=100.0)  # its wait is that of the first
-        store.commit(step(replace(begun, state=JobState.QUEUED), retried, at=100.0))
+        store.commit(step(changed(begun, state=JobState.QUEUED), retried, at=100.0))
         ended = changed(
             retried,
             state=JobState.SUCCEEDED,
@@ -395,7 +394,7 @@ def test_purge_and_ids_never_given_twice(store: SqlStore) -> None:
 def test_a_job_that_runs_again_is_not_purged(store: SqlStore) -> None:
     ended = job(1, JobState.FAILED, ended_at=1.0)
     store.commit(step(ended))
-    store.commit(step(replace(ended, state=JobState.QUEUED)))  # even with its old end in it
+    store.commit(step(changed(ended, state=JobState.QUEUED)))
     assert store.purge(100 * DAY, Retention(ended_days=1)) == 0
     assert len(store.restore().jobs) == 1
 
@@ -1049,7 +1048,7 @@ def test_a_job_of_slurms_is_an_allocation_now() -> None:
     text = codec.encode_job(job)
     old = text.replace('"allocation":{"system":"Slurm","id":17}', '"slurm_job":17')
     assert old != text and codec.decode_job(old) == job
-    assert codec.in_current_names(old.encode()) == text.encode()
+    assert former.in_current_names(old.encode()) == text.encode()
     before = codec.encode_job(replace(job, spec=replace(spec, allocation=None)))
     assert codec.decode_job(before.replace('"allocation"', '"slurm_job"')).spec.allocation is None
 
@@ -1061,5 +1060,5 @@ def test_rows_of_older_and_newer_releases_can_be_read() -> None:
     )
     read = codec.decode_job(old)
     spec = JobSpec(argv=("a",), user="ada", uid=1, gid=1, cwd="/", name="n")
-    assert read == Job(JobId(7), spec, JobState.RUNNING, 1.0, exit=Exit(Cause.GPU_OOM))
+    assert read == Job(JobId(7), spec, Active(JobState.RUNNING, Attempt(0, ())), 1.0)
     assert read.spec.umask == 0o022  # as jobs of 0.1.0 were run
