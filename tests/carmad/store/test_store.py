@@ -17,7 +17,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from math import inf
 from pathlib import Path
@@ -35,11 +35,11 @@ from carma_testing import changed
 from carma_testing.builders import a_job
 from carmad.config import Retention
 from carmad.core.gpus.gpu import Drain, GpuSample
-from carmad.core.jobs.attempt import Attempt, GpuId, JobId
+from carmad.core.jobs.attempt import Attempt, EndedAttempt, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
-from carmad.core.jobs.states import Active, JobState, Waiting
+from carmad.core.jobs.states import Active, JobState, Over, Waiting
 from carmad.core.messages import (
     CancelRequested,
     Event,
@@ -76,7 +76,7 @@ def job(number: int, state: JobState = JobState.QUEUED, **fields: Any) -> Job:
         env=(("PATH", "/usr/bin"), ("NAME", "Grüße\n")),
         array=array,
     )
-    return a_job(number, spec=spec, state=state, submitted_at=float(number), **fields)
+    return a_job(number, spec=spec, state=state, **{"submitted_at": float(number)} | fields)
 
 
 def step(*jobs: Job, at: float = 0.0, event: Event | None = None, **fields: Any) -> Step:
@@ -754,7 +754,7 @@ def scripted(number: int, text: str, **changes: Any) -> Step:
     """A job with a script, as the core has it."""
     spec = replace(job(number).spec, env=(), script=Script("", 0, 1, text))
     bare = retention.without_contents(spec)
-    one = replace(job(number), spec=bare, **changes)
+    one = changed(job(number), spec=bare, **changes)
     return step(one, event=Submitted(1.0, one.id, (bare,), script=text))
 
 
@@ -899,7 +899,7 @@ def test_what_stands_in_for_a_damaged_job_is_its_accounts(
 def cancelled(number: int, user: str, env: tuple[tuple[str, str], ...] = ()) -> Step:
     new = submitted(number, env, user)
     ended = {"state": JobState.CANCELLED, "ended_at": float(number)}
-    return replace(new, jobs=(replace(new.jobs[0], **ended),))
+    return replace(new, jobs=(changed(new.jobs[0], **ended),))
 
 
 def test_the_oldest_jobs_of_who_has_too_many_are_forgotten(store: SqlStore) -> None:
@@ -976,6 +976,10 @@ def test_a_listing_reads_only_so_much(store: SqlStore, monkeypatch: pytest.Monke
 # -- the codec -----------------------------------------------------------------------------------
 
 
+def as_its_last(state: Any, last: EndedAttempt) -> Over:
+    return Over(state, last.exit, last.ended_at, last)
+
+
 def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     """Values of a type, with every field filled in: hypothesis itself leaves defaults alone.
 
@@ -1010,7 +1014,12 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         inside = (*within, hint)
-        return st.builds(hint, **{name: anything(kind, inside) for name, kind in hints.items()})
+        its = {each.name: anything(hints[each.name], inside) for each in fields(hint)}
+        if hint is Over:  # as its attempt, if there is one
+            with_one = {"state": its["state"], "last": anything(EndedAttempt, inside)}
+            alone = st.builds(hint, **its | {"attempt": st.none()})
+            return alone | st.builds(as_its_last, **with_one)
+        return st.builds(hint, **its)
     if hint in simple:
         return simple[hint]
     assert issubclass(hint, Enum)
