@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from carmad.core.jobs.attempt import KEPT
+from carmad.core.jobs.states import ENDED, HOLDING, LIVING, NEW
 
 _FORMER = (
     (b'"grounds":', b'"explanation":'),
@@ -50,9 +51,6 @@ def translate(text: str) -> Body:
 Move = tuple[float, str | None, str, int]  # when, from which state, to which, in which attempt
 Placed = tuple[float, Sequence[str]]  # when, on which GPUs
 
-_HOLDING = ("starting", "running", "stopping")
-_PAUSED = ("suspending", "suspended", "resuming")
-_WAITING = ("pending", "queued")
 _ITS = ("gpus", "mode", "started_at", "kernels", "accumulation", "profiling", "shared", "stop")
 _FLAT = (*_ITS, "attempt", "warned", "served_s", "failures")
 _OF_STATUS = ("state", "attempts", "exit", "ended_at")
@@ -85,11 +83,11 @@ def _with_status(job: Body) -> Body:
     if earlier and (earlier[-1].get("exit") is None or _is_final(job, earlier[-1])):
         *earlier, its = earlier
     status: Body = {"state": state}
-    if state in (*_HOLDING, *_PAUSED):
+    if state in LIVING:
         status |= {"attempt": its, "suspension": (its or {}).get("suspension")}
         if state == "stopping":
             status["stop"] = (its or {}).get("stop") or "cancelled"
-    elif state not in _WAITING:
+    elif state in ENDED:
         last = its or job
         exit = job.get("exit") or last.get("exit") or {"cause": _CAUSES.get(state, "failure")}
         end = {"exit": exit, "ended_at": job.get("ended_at") or last.get("ended_at") or 0.0}
@@ -104,25 +102,25 @@ def _is_final(job: Body, last: Body) -> bool:
     if job["state"] == "cancelled":
         cancelled = last.get("stop") == "cancelled"
         return cancelled and bool(last["number"] > job.get("requeued_after", 0))
-    return job["state"] not in (*_HOLDING, *_PAUSED, *_WAITING)
+    return job["state"] in ENDED
 
 
 def _with_attempts(job: Body, moves: Sequence[Move], placed: Sequence[Placed]) -> Body:
     """A job of 0.1.0: the last attempt's fields were its own; of earlier ones, only crashes and the
     total run time were recorded; stage times were called stages."""
     job = rename_fields(job) | {"spec": rename_fields(job["spec"])}
-    if not (job.get("attempt") or job["state"] in _HOLDING):
+    if not (job.get("attempt") or job["state"] in HOLDING):
         return job | {"attempts": []}
     flat = {name: job[name] for name in _FLAT if job.get(name) is not None}
     attempt, served_s = flat.get("attempt", 0), flat.get("served_s", 0.0)
     failures = flat.get("failures", [])
     current: list[Body] = []
-    if job["state"] in _HOLDING or (job["state"] not in _WAITING and flat.get("gpus")):
+    if job["state"] in HOLDING or (job["state"] not in NEW and flat.get("gpus")):
         its = {"gpus": []} | {name: flat[name] for name in _ITS if name in flat}
         its |= {"number": attempt, "served_s": served_s, "warned": flat.get("warned", False)}
         if job["state"] in ("stopping", "cancelled"):
             its.setdefault("stop", "cancelled")
-        if job["state"] not in _HOLDING:
+        if job["state"] not in HOLDING:
             its |= {"exit": job.get("exit"), "ended_at": job.get("ended_at"), "profiling": None}
         current = [its]
     if moves:
@@ -154,7 +152,7 @@ def _earlier_attempts(moves: Sequence[Move], placed: Sequence[Placed]) -> tuple[
     started: float | None = None
     kernel: float | None = None
     for at, before, after, number in moves:
-        if after in _WAITING and before not in (*_WAITING, *_HOLDING, None):
+        if after in NEW and before in ENDED:
             requeued_after = number
         if after == "starting":
             started, kernel = at, None
@@ -176,7 +174,7 @@ def _earlier_attempts(moves: Sequence[Move], placed: Sequence[Placed]) -> tuple[
 
 def _cause(before: str | None, after: str) -> str:
     """The cause of an attempt's end, as far as the change of state shows it."""
-    if after in _WAITING:
+    if after in NEW:
         return "preempted" if before == "stopping" else "gpu_oom"
     return _CAUSES.get(after, "failure")
 
