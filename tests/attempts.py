@@ -20,7 +20,7 @@ from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.jobs.attempt import Attempt, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState
 from tests.waiting import until as until
 
 ME = pwd.getpwuid(os.getuid())
@@ -43,9 +43,8 @@ def make_job(cwd: Path, *argv: str, id: int = 1, attempt: int = 1, **spec: Any) 
     return Job(
         id=JobId(id),
         spec=JobSpec(argv=argv, cwd=str(cwd), **spec),
-        state=JobState.STARTING,
+        status=Active(JobState.STARTING, Attempt(attempt, ())),
         submitted_at=0.0,
-        attempts=(Attempt(attempt, ()),),
     )
 
 

@@ -17,7 +17,7 @@ from carmad.config import Host, Settings
 from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Over
 from carmad.options import MAX_TASKS
 
 ROWS = 4096  # of which the core remembers how they ended
@@ -93,9 +93,7 @@ def _ended(tasks: int) -> Iterator[Job]:
         yield replace(
             job,
             spec=replace(job.spec, array=task),
-            state=JobState.CANCELLED,
-            exit=Exit(Cause.CANCELLED),
-            ended_at=server.BEGUN + first,
+            status=Over(JobState.CANCELLED, Exit(Cause.CANCELLED), server.BEGUN + first),
         )
 
 

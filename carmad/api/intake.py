@@ -27,7 +27,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.knowledge import with_history
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import AfterKind, JobSpec
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.messages import Submitted
 from carmad.core.placing.decision import Placement, Reason
 from carmad.core.rules.promises import weigh
@@ -219,7 +219,7 @@ async def rehearse(
 
 def trial(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
     """The job as if it were queued now, with what is known from earlier runs of it."""
-    job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
+    job = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec), estimate=estimate)
     return with_history(core.state, job, now)
 
 

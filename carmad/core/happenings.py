@@ -103,7 +103,7 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
         yield Happening(at, kind, job, count=job.tasks)
     if job.idle and not old.idle:
         yield Happening(at, Kind.IDLE, job)
-    if job.nearing and not old.nearing:
+    if _is_nearing(job) and not _is_nearing(old):
         yield Happening(at, Kind.LIMIT80, job)
     for note in job.notes:
         if note.startswith(promises.BROKE) and note not in old.notes:
@@ -122,15 +122,17 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
         case JobState.STOPPING:
             yield Happening(at, Kind.STOPPING, job, cause=job.stop)
         case JobState.QUEUED | JobState.PENDING if old.lives:
-            exit = job.attempts[-1].exit
-            cause = exit.cause if exit else None
+            cause = job.earlier[-1].exit.cause
             kind = Kind.REQUEUED if cause in SENT_BACK else Kind.RETRIED
             yield Happening(at, kind, job, cause=cause)
         case JobState.QUEUED | JobState.PENDING if old.ended:
             yield Happening(at, Kind.REQUEUED, job, count=job.tasks)
-        case _ if job.ended:
-            cause = job.exit.cause if job.exit else None
-            yield Happening(at, Kind.ENDED, job, cause=cause, count=job.tasks)
+        case _ if job.exit:
+            yield Happening(at, Kind.ENDED, job, cause=job.exit.cause, count=job.tasks)
+
+
+def _is_nearing(job: Job) -> bool:
+    return job.current is not None and job.current.nearing
 
 
 def notices(happening: Happening) -> tuple[str, ...]:

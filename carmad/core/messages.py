@@ -422,7 +422,7 @@ def due_actions(job: Job) -> Iterator[Action]:
             yield Suspend(job)
         case JobState.RESUMING:
             yield Resume(job)
-        case JobState.RUNNING if job.warned and job.spec.warn:
+        case JobState.RUNNING if job.current and job.current.warned and job.spec.warn:
             yield Signal(job, job.spec.warn.signum)
     if job.awaits_estimate:
         yield EstimateMemory(job)

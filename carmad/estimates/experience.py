@@ -30,7 +30,7 @@ from carmad.core.jobs.attempt import Attempt, GpuId, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import command
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import ANSWER_FD, Run, Server, Trial, Warm
 from carmad.errors import CarmaError
@@ -71,7 +71,7 @@ def try_program(
     if copies and spec.script:
         return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies, tracers, warm)
     spec = replace(spec, argv=tuple(argv), script=None)
-    job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
+    job = Job(JobId(0), spec, Active(JobState.STARTING, Attempt(1, ())), 0.0)
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
     if stop():
         return _failure(STOPPED)

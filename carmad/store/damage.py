@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from carmad.core.jobs.attempt import Attempt, Cause, GpuId, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask, JobSpec
-from carmad.core.jobs.states import HOLDING, JobState
+from carmad.core.jobs.states import HOLDING, Active, JobState, Status, Stopping, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +110,13 @@ def stand_in(row: Mapping[str, Any]) -> Job:
     GPUs, it keeps them until its processes are gone. It is never launched."""
     gpus = tuple(GpuId(gpu) for gpu in as_text(row["gpus"]).split(",") if gpu)
     holds = row["state"] in HOLDING and bool(gpus)
-    stopping = holds and row["state"] == JobState.STOPPING
-    attempt = Attempt(
-        max(1, int(_number(row["attempt"]))),
-        gpus,
-        started_at=_number(row["started_at"]),
-        stop=Cause.CANCELLED if stopping else None,
-    )
+    number, started_at = max(1, int(_number(row["attempt"]))), _number(row["started_at"])
+    attempt = Attempt(number, gpus, started_at=started_at)
+    status: Status = Waiting(JobState.QUEUED)
+    if holds:  # not STARTING: that would be launched again
+        status = Active(JobState.RUNNING, attempt)
+    if holds and row["state"] == JobState.STOPPING:
+        status = Stopping(attempt, Cause.CANCELLED)
     user = as_text(row["user"])
     uid, gid = _ids(user, int(_number(row["uid"])))
     tasks = int(_number(row["tasks"]))
@@ -133,11 +133,9 @@ def stand_in(row: Mapping[str, Any]) -> Job:
             requeue=False,
             array=ArrayTask(JobId(row["id"]), 0, more=tasks - 1) if tasks > 1 else None,
         ),
-        # Not STARTING: that would be launched again.
-        (JobState.STOPPING if stopping else JobState.RUNNING) if holds else JobState.QUEUED,
+        status,
         _number(row["submitted_at"]),
         held=not holds,
-        attempts=(attempt,) if holds else (),
         notes=(NOTE,),
     )
 

@@ -41,7 +41,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
-from carmad.store.codec import current_form, in_current_names, rename_fields
+from carmad.store.former import current_form, in_current_names, rename_fields
 
 T = TypeVar("T")
 

@@ -12,20 +12,38 @@ from carmad.config import Settings
 from carmad.core.gpus.gpu import Gpu, GpuSample, Recent, Score
 from carmad.core.gpus.gpuview import GpuView, NodeView, by_node, with_server
 from carmad.core.gpus.readings import memory_of
-from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, JobId
+from carmad.core.jobs.attempt import Attempt, Cause, EndedAttempt, Exit, GpuId, JobId, Suspension
 from carmad.core.jobs.control import refusal
 from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import (
+    ENDED,
+    NEW,
+    Active,
+    JobState,
+    Over,
+    Paused,
+    Status,
+    Stopping,
+    Waiting,
+)
 from carmad.core.placing.decision import Reason
 from carmad.core.placing.view import View
 from carmad.core.ports import Run, Trial, Warm
 from carmad.learning.models import Model
 
 LONG_AGO = -1.0
-_OF_ATTEMPT = {each.name for each in fields(Attempt)} - {"number", "exit", "ended_at", "served_s"}
+_OF_ATTEMPT = {each.name for each in fields(Attempt)} - {"number", "served_s"}
+_OF_STATE = ("state", "suspension", "stop", "exit", "ended_at")
+_CAUSES = {
+    JobState.SUCCEEDED: Cause.SUCCESS,
+    JobState.FAILED: Cause.FAILURE,
+    JobState.CANCELLED: Cause.CANCELLED,
+    JobState.TIMED_OUT: Cause.TIME_LIMIT,
+    JobState.OUT_OF_MEMORY: Cause.GPU_OOM,
+}
 
 
 def a_spec(**changes: object) -> JobSpec:
@@ -40,42 +58,63 @@ def a_job(id: int = 1, **changes: object) -> Job:
     `gpus_wanted`: its spec's `gpus`."""
     wanted = changes.pop("gpus_wanted", 1)
     spec = changes.pop("spec", None) or a_spec(gpus=wanted)
-    return changed(Job(JobId(id), spec, JobState.QUEUED, float(id)), **changes)  # type: ignore[arg-type]
+    new = Job(JobId(id), spec, Waiting(JobState.QUEUED), float(id))  # type: ignore[arg-type]
+    return changed(new, **changes)
 
 
 def changed(job: Job, **changes: Any) -> Job:
-    """`job` with other fields, among them those of its current attempt (`gpus`, `started_at`,
-    `stop`, …, `attempt` for its number), and the `failures` and `served_s` of earlier ones."""
-    number = changes.pop("attempt", None)
-    failures, served_s = changes.pop("failures", None), changes.pop("served_s", None)
+    """`job` with other fields: its own, those of its state (`state`, `exit`, `ended_at`,
+    `suspension`, `stop`), of its current attempt (`gpus`, `started_at`, …, `attempt` for its
+    number), and the `failures` and `served_s` of earlier ones. A job that is given an attempt
+    runs, unless `state` is given, too. What its state needs besides is made up."""
+    numbered = changes.pop("attempt", None)
+    earlier = _earlier(job, changes.pop("failures", None), changes.get("served_s"))
+    served_s = changes.pop("served_s", job.served_s)
     its = {name: changes.pop(name) for name in _OF_ATTEMPT & changes.keys()}
-    if its.get("stop") and changes.get("state", job.state) is JobState.RUNNING:
-        changes["state"] = JobState.STOPPING
-    new = replace(job, **changes)
-    current = job.current
-    if failures is None and served_s is None:
-        earlier = job.attempts[:-1] if current else job.attempts
-    else:
-        earlier = tuple(
-            Attempt(n, (), exit=exit, ended_at=LONG_AGO)
-            for n, exit in enumerate(job.failures if failures is None else failures, 1)
-        )
-    served_s = job.served_s if served_s is None else served_s
+    if its and job.state in NEW:
+        changes.setdefault("state", JobState.RUNNING)
+    given = {name: changes.pop(name, getattr(job, name)) for name in _OF_STATE}
+    new = replace(job, earlier=earlier, **changes)
     last = earlier[-1].number if earlier else 0
-    if its or new.holds_gpus or (new.ended and current):
-        current = replace(
-            current or Attempt(last + 1, ()),
-            number=number or (current.number if current else last + 1),
-            served_s=served_s,
-            exit=new.exit,
-            ended_at=new.ended_at,
-            **its,
-        )
-        return replace(new, attempts=(*earlier, current))
-    if served_s or (number or 0) > last:  # what earlier ones ran for is told by the one after them
-        back = Attempt(number or last + 1, (), served_s=served_s, stop=Cause.PROFILED)
-        earlier = (*earlier, replace(back, exit=Exit(Cause.PROFILED), ended_at=LONG_AGO))
-    return replace(new, attempts=earlier)
+    number = numbered or (job.current.number if job.current else last + 1)
+    before = {name: getattr(job.current, name) for name in _OF_ATTEMPT} if job.current else {}
+    attempt = Attempt(number=number, served_s=served_s, **{"gpus": (), **before, **its})
+    status = _status(given, attempt, bool(its or job.current), job.submitted_at)
+    if isinstance(status, Waiting) and job.current:
+        exit, ended_at = given["exit"] or Exit(Cause.LOST), given["ended_at"] or job.submitted_at
+        earlier = (*earlier, attempt.ended(exit, ended_at, given["stop"]))
+    elif isinstance(status, Waiting) and (served_s or (numbered or 0) > last):
+        # What earlier ones ran for is told by the one after them.
+        back = Attempt(number, (), served_s=served_s)
+        earlier = (*earlier, back.ended(Exit(Cause.PROFILED), LONG_AGO, Cause.PROFILED))
+    return replace(new, status=status, earlier=earlier)
+
+
+def _earlier(
+    job: Job, failures: Sequence[Exit] | None, served_s: float | None
+) -> tuple[EndedAttempt, ...]:
+    if failures is None and served_s is None:
+        return job.earlier
+    exits = job.failures if failures is None else failures
+    return tuple(Attempt(n, ()).ended(exit, LONG_AGO, None) for n, exit in enumerate(exits, 1))
+
+
+def _status(given: Mapping[str, Any], attempt: Attempt, has_begun: bool, at: float) -> Status:
+    """The state that these fields tell of."""
+    state, stop, gone = given["state"], given["stop"], given["suspension"]
+    if state is JobState.STOPPING or (state is JobState.RUNNING and stop):
+        return Stopping(attempt, stop or Cause.CANCELLED, gone)
+    if state in (JobState.STARTING, JobState.RUNNING):
+        return Active(state, attempt)
+    if state in (JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING):
+        usual = Suspension(at, "preempted", attempt.gpus, "", "", 0, 0)
+        return Paused(state, attempt, gone or usual)
+    if state in ENDED:
+        exit = given["exit"] or Exit(_CAUSES[state])
+        ended_at = at if given["ended_at"] is None else given["ended_at"]
+        its = attempt.ended(exit, ended_at, stop) if has_begun else None
+        return Over(state, exit, ended_at, its)
+    return Waiting(state)
 
 
 def a_gpu(index: int = 0, memory_mib: int = 40_960, **changes: object) -> Gpu:

@@ -18,7 +18,7 @@ from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.jobs.attempt import Attempt, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState
 from carmad.gpu.driver import Board, count_boards, islands, open_board
 from carmad.gpu.health import EVERY_S, SLOWED_FOR_S, Checkup
 from carmad.selftest.bench import Bench, ProbeFailed
@@ -188,8 +188,8 @@ def _job(folder: Path) -> Job:
         host_memory_mib=LIMIT_MIB,
     )
     number = JobId(10**9 + os.getpid())
-    attempts = (Attempt(1, ()),)
-    return Job(number, spec, JobState.STARTING, time.time(), attempts=attempts)
+    status = Active(JobState.STARTING, Attempt(1, ()))
+    return Job(number, spec, status, time.time())
 
 
 def _await_kill(job: Job, folder: Path) -> Seen:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carma_testing import FakeServer, a_gpu, a_view
+from carma_testing.builders import changed
 from carmad.api.job import Jobs
 from carmad.api.outlook import start_out
 from carmad.api.reasons import phrase
@@ -72,8 +73,8 @@ def test_a_job_of_unknown_duration_has_as_much_left_as_it_has_run():
 
 def test_a_suspended_job_is_where_what_is_left_of_it_puts_it():
     gone = Suspension(9 * HOUR, "for job 1", ("GPU-0",), "A100", "local", 4_000, 4_000)
-    job = runs(9, 10, 0, suspension=gone)
-    job = replace(job, state=JobState.SUSPENDED, submitted_at=0.0)
+    job = runs(9, 10, 0)
+    job = changed(job, state=JobState.SUSPENDED, submitted_at=0.0, suspension=gone)
     assert POLICY.order(job) == 10 * 2.25 * HOUR  # a quarter of 9 h: more than one hour
 
 

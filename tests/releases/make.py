@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carma_testing import changed
+from carma_testing.builders import a_job
 from carmad.attempt import cgroup, process_tree, starting, supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import ATTEMPT_VARIABLE, launch_fields
@@ -60,7 +60,7 @@ def jobs() -> list[Job]:
     ) -> None:
         id = JobId(len(made) + 1)
         its = spec(name, script, **dict(spec_changes))  # type: ignore[call-overload]
-        made.append(changed(Job(id, its, state, AT + id), **fields))  # type: ignore[arg-type]
+        made.append(a_job(id, spec=its, state=state, submitted_at=AT + id, **fields))
 
     over: dict[str, Any] = {
         "attempt": 1,

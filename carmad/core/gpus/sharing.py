@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
-from carmad.core.jobs.findings import Company, Usage
+from carmad.core.jobs.attempt import Attempt, Cause, GpuId, JobId, Mode
+from carmad.core.jobs.findings import Company, Estimate, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask, Owner
 from carmad.core.jobs.states import JobState
@@ -47,9 +47,9 @@ class SpecSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class EstimateSummary:
-    mib: int
-    source: str
+class StatusSummary:
+    state: JobState
+    attempt: AttemptSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,22 @@ class JobSummary:
 
     id: JobId
     spec: SpecSummary
-    state: JobState
+    status: StatusSummary
     submitted_at: float
-    attempts: tuple[AttemptSummary, ...] = ()
+    earlier: tuple[AttemptSummary, ...] = ()
     group: str = ""
-    estimate: EstimateSummary | None = None
+    estimate: Estimate | None = None
     usage: Usage = Usage()  # noqa: RUF009 - it is frozen
     company: tuple[Company, ...] = ()
     alone_s: float | None = None  # how long it would have run alone, where that is known exactly
+
+    @property
+    def state(self) -> JobState:
+        return self.status.state
+
+    @property
+    def attempts(self) -> tuple[AttemptSummary, ...]:
+        return (*self.earlier, its) if (its := self.status.attempt) else self.earlier
 
     @property
     def first_started_at(self) -> float | None:
@@ -81,28 +89,23 @@ def label(job: Job | JobSummary) -> str:
 
 def summarize(job: Job, usage: Usage | None = None) -> JobSummary:
     """`usage`: newer than the job's own."""
-    spec, need = job.spec, job.estimate
+    spec, its = job.spec, job.current
     return JobSummary(
         id=job.id,
         spec=SpecSummary(spec.user, spec.uid, spec.name, spec.array, spec.begin_at),
-        state=job.state,
+        status=StatusSummary(job.state, _attempt(its) if its else None),
         submitted_at=job.submitted_at,
-        attempts=tuple(
-            AttemptSummary(
-                each.gpus,
-                each.mode,
-                each.started_at,
-                each.ended_at,
-                each.shared,
-                ExitSummary(each.exit.cause) if each.exit else None,
-            )
-            for each in job.attempts
-        ),
+        earlier=tuple(map(_attempt, job.earlier)),
         group=job.group,
-        estimate=EstimateSummary(need.mib, need.source) if need else None,
+        estimate=job.estimate,
         usage=usage or job.usage,
         company=job.company,
     )
+
+
+def _attempt(its: Attempt) -> AttemptSummary:
+    exit = ExitSummary(its.exit.cause) if its.exit else None
+    return AttemptSummary(its.gpus, its.mode, its.started_at, its.ended_at, its.shared, exit)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs import knowledge, suspending
 from carmad.core.jobs.attempt import Cause, GpuId
 from carmad.core.jobs.control import never
-from carmad.core.jobs.job import Job, advance
+from carmad.core.jobs.job import Job, running
 from carmad.core.jobs.knowledge import inform_others, with_report
 from carmad.core.jobs.ledger import is_conditional
 from carmad.core.jobs.states import JobState
@@ -88,7 +88,7 @@ def _save_usage(state: State) -> None:
 def on_began(state: State, event: Began) -> None:
     job = state.ledger.holders.get(event.job)
     if job and job.attempt == event.attempt and job.state is JobState.STARTING:
-        state.ledger.put(advance(job, JobState.RUNNING))
+        state.ledger.put(running(job))
 
 
 def on_postponed(state: State, event: Postponed) -> None:
@@ -157,7 +157,7 @@ def _with_kernel(state: State, job: Job, gpu: GpuId, alone: bool, now: float) ->
     if not readings or not has_run_kernel(job, readings, alone, state.settings):
         return job
     job = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
-    return advance(job, JobState.RUNNING) if job.state is JobState.STARTING else job
+    return running(job) if job.state is JobState.STARTING else job
 
 
 def _with_overrun(state: State, job: Job) -> Job:
@@ -255,7 +255,7 @@ def expire(state: State, now: float) -> None:
 
 def _expire(state: State, job: Job, now: float, run_s: float) -> None:
     """Apply what is due for one job."""
-    spec, elapsed_s = job.spec, job.attained_s(now)
+    spec, its, elapsed_s = job.spec, job.current, job.attained_s(now)
     new = _with_untouched(state, job, run_s)
     left_s = math.inf if spec.time_limit_s is None else spec.time_limit_s - elapsed_s
     if left_s <= 0 and not spec.allocation:  # those have been given more time, or are ended
@@ -264,7 +264,7 @@ def _expire(state: State, job: Job, now: float, run_s: float) -> None:
     new = _with_nearing(new, elapsed_s)
     # A signal that comes before the program can catch it would end the job.
     catches = run_s >= min(CATCHES_AFTER_S, left_s)
-    if spec.warn and not new.warned and left_s <= spec.warn.before_s and catches:
+    if spec.warn and its and not its.warned and left_s <= spec.warn.before_s and catches:
         new = new.with_attempt(warned=True)
         state.actions.append(Signal(new, spec.warn.signum))
     cause: Cause | None = None
@@ -316,8 +316,8 @@ def _after_profiling(state: State, job: Job, now: float) -> tuple[Job, Cause | N
 
 def _with_nearing(job: Job, elapsed_s: float) -> Job:
     """Marked once 80 % of its time limit have passed, if its owner wants to be notified."""
-    limit_s = job.spec.time_limit_s
-    if limit_s is None or job.nearing or not job.spec.tells("limit80"):
+    limit_s, its = job.spec.time_limit_s, job.current
+    if limit_s is None or its is None or its.nearing or not job.spec.tells("limit80"):
         return job
     nearly_s = NEARING * limit_s
     near = job.served_s < nearly_s <= elapsed_s  # else: an earlier attempt may have been marked

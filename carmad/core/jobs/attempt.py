@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Literal, NewType
+from typing import Literal, NewType, Self
 
 JobId = NewType("JobId", int)
 MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
@@ -153,64 +152,67 @@ class Attempt:
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
     idle: bool = False  # its owner was warned that it does not use its GPUs, and it still does not
-    suspension: Suspension | None = None  # the present one
-    suspended_s: float = 0.0  # in earlier ones
+    suspended_s: float = 0.0  # in suspensions that are over
     suspended_at: tuple[float, ...] = ()  # when they began, in the last hour before the latest
     resumed_at: float | None = None  # from the latest
     memory_limits: tuple[MemoryLimits, ...] = ()  # as last set, by GPU: see `core.rules.guarantees`
-    stop: Cause | None = None  # why it is being stopped
-    exit: Exit | None = None
-    ended_at: float | None = None
 
-    def run_s(self, now: float) -> float:
-        """How long it has run, or ran, while it was not suspended."""
-        if self.started_at is None:
-            return 0.0
-        until = now if self.ended_at is None else self.ended_at
-        if self.suspension:
-            until = min(until, self.suspension.at)
-        return until - self.started_at - self.suspended_s
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended; None: it is in progress."""
+        return None
 
-    def without_suspension(self, now: float) -> Attempt:
+    @property
+    def ended_at(self) -> float | None:
+        return None
+
+    def run_s(self, until: float) -> float:
+        """How long it has run, or ran, by then. A suspension that is not over counts."""
+        return 0.0 if self.started_at is None else until - self.started_at - self.suspended_s
+
+    def resumed(self, gone: Suspension, now: float) -> Self:
         """The attempt on its GPUs again, as of `now`."""
-        assert self.suspension
-        gone_s = max(0.0, now - self.suspension.at)
-        return replace(self, suspension=None, suspended_s=self.suspended_s + gone_s, resumed_at=now)
+        gone_s = max(0.0, now - gone.at)
+        return replace(self, suspended_s=self.suspended_s + gone_s, resumed_at=now)
 
     def suspended_lately(self, now: float) -> tuple[float, ...]:
         """When its suspensions of the last hour began."""
         return tuple(at for at in self.suspended_at if now - at < HOUR_S)
 
-    def attained_s(self, now: float) -> float:
-        """Its run time, plus that of earlier attempts whose work is not lost."""
-        return self.served_s + self.run_s(now)
+    def ended(self, exit: Exit, at: float, stop: Cause | None) -> EndedAttempt:
+        its = {each.name: getattr(self, each.name) for each in fields(Attempt)}
+        return EndedAttempt(**its, exit=exit, ended_at=at, stop=stop)
 
-    def due_at(self, limit_s: float) -> float:
-        """When it will have attained that much. Infinite: never, as it is suspended, or has not
-        begun."""
-        if self.started_at is None or self.suspension:
-            return math.inf
-        return self.started_at + self.suspended_s + limit_s - self.served_s
-
-    def shift(self, by_s: float) -> Attempt:
+    def shift(self, by_s: float) -> Self:
         """The attempt with all times moved `by_s` later."""
-        run, gone, back_at = self.profiling, self.suspension, self.resumed_at
+        run, back_at = self.profiling, self.resumed_at
         return replace(
             self,
             started_at=None if self.started_at is None else self.started_at + by_s,
             kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
             profiling=run and replace(run, until=run.until + by_s),
-            suspension=gone and gone.shift(by_s),
             suspended_at=tuple(at + by_s for at in self.suspended_at),
             resumed_at=None if back_at is None else back_at + by_s,
-            ended_at=None if self.ended_at is None else self.ended_at + by_s,
         )
 
 
-def append(attempts: tuple[Attempt, ...], new: Attempt) -> tuple[Attempt, ...]:
-    """`attempts` and `new`. Of more than `KEPT`, the oldest that was sent back is dropped."""
-    if len(attempts) >= KEPT:
-        sent_back = (n for n, each in enumerate(attempts) if each.stop in SENT_BACK)
-        oldest = next(sent_back, 0)
-        attempts = attempts[:oldest] + attempts[oldest + 1 :]
-    return (*attempts, new)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt(Attempt):
+    """An attempt that is over."""
+
+    exit: Exit = field()  # `field`: the properties that these replace are no defaults
+    ended_at: float = field()
+    stop: Cause | None = None  # why it was stopped
+
+    def shift(self, by_s: float) -> Self:
+        moved = super(EndedAttempt, self).shift(by_s)
+        return replace(moved, ended_at=self.ended_at + by_s)
+
+
+def with_room(attempts: tuple[EndedAttempt, ...]) -> tuple[EndedAttempt, ...]:
+    """The attempts, so that one more may follow: of `KEPT`, the oldest sent back is dropped."""
+    if len(attempts) < KEPT:
+        return attempts
+    sent_back = (n for n, each in enumerate(attempts) if each.stop in SENT_BACK)
+    oldest = next(sent_back, 0)
+    return attempts[:oldest] + attempts[oldest + 1 :]

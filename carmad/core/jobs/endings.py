@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from typing import Literal
 
 from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, Cause, Exit, GpuId, JobId
-from carmad.core.jobs.job import Job, Retry, advance, stopping
-from carmad.core.jobs.knowledge import ask_again, end, with_exit
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.job import Job, Retry, advance, requeue, stopping
+from carmad.core.jobs.knowledge import ask_again, end
+from carmad.core.jobs.states import EndState, JobState, Waiting
 from carmad.core.messages import EstimateMemory, Exited
 from carmad.core.placing.decision import DECIDE, describe
 from carmad.core.rules import promises
@@ -57,11 +58,12 @@ def on_exited(state: State, event: Exited) -> None:
         return
     again = job.stop is Cause.REQUEUED
     barred = its.exit.evidence if its.exit.cause is Cause.NO_ACCOUNT else ""
-    over = with_exit(state.fleet.with_usage(job), replace(its.exit, tail=()), its.at)
     state.ledger.put(
-        advance(
-            over,
+        requeue(
+            state.fleet.with_usage(job),
             JobState.PENDING if job.estimate_late else JobState.QUEUED,
+            replace(its.exit, tail=()),
+            its.at,
             retry=None if again else its.retry,
             requeued_after=job.attempt if again else job.requeued_after,
             overtaken=0,
@@ -93,7 +95,7 @@ def _blame(state: State, victim: Job, exit: Exit, beside: Sequence[GpuSample], n
             if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
                 anew = replace(job, doubted=True, estimate=None)
                 if job.state is JobState.QUEUED:
-                    anew = advance(anew, JobState.PENDING)
+                    anew = advance(anew, Waiting(JobState.PENDING))
                 state.ledger.put(anew)
                 state.actions.append(EstimateMemory(anew))
 
@@ -102,7 +104,7 @@ def _blame(state: State, victim: Job, exit: Exit, beside: Sequence[GpuSample], n
 class Ending:
     """What follows the end of an attempt."""
 
-    state: JobState  # QUEUED: it is requeued
+    state: EndState | Literal[JobState.QUEUED]  # QUEUED: it is requeued
     exit: Exit
     at: float
     retry: Retry | None = None  # constraints on its next attempt
@@ -136,9 +138,10 @@ def ending(
     if job.stop in SENT_BACK and (again or exit.cause is not Cause.SUCCESS):
         return _send_back(job, exit, at)
     if job.stop in FOR_GOOD:
-        cancelled = job.stop is Cause.CANCELLED
-        state = JobState.CANCELLED if cancelled else JobState.TIMED_OUT
-        return Ending(state, replace(exit, cause=job.stop), at)
+        exit = replace(exit, cause=job.stop)
+        if job.stop is Cause.CANCELLED:
+            return Ending(JobState.CANCELLED, exit, at)
+        return Ending(JobState.TIMED_OUT, exit, at)
     may_repeat = job.spec.requeue or not job.spec.interactive  # who would run it again?
     match exit.cause:
         case Cause.SUCCESS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carmad.core.jobs.attempt import (
     Attempt,
     Cause,
+    EndedAttempt,
     Exit,
     GpuId,
     JobId,
@@ -17,7 +18,7 @@ from carmad.core.jobs.attempt import (
     Mode,
     ProfilingRun,
     Suspension,
-    append,
+    with_room,
 )
 from carmad.core.jobs.findings import (
     Company,
@@ -29,7 +30,22 @@ from carmad.core.jobs.findings import (
     Usage,
 )
 from carmad.core.jobs.spec import JobSpec
-from carmad.core.jobs.states import ENDED, HOLDING, LEAVING, TRANSITIONS, WAITING, JobState
+from carmad.core.jobs.states import (
+    HOLDING,
+    LEAVING,
+    LIVING,
+    TRANSITIONS,
+    WAITING,
+    Active,
+    EndState,
+    JobState,
+    NewState,
+    Over,
+    Paused,
+    Status,
+    Stopping,
+    Waiting,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,8 @@ class Retry:
 class Job:
     id: JobId
     spec: JobSpec
-    state: JobState
+    # The metadata tells pydantic, which the core does not know, how to choose the shape.
+    status: Status = field(metadata={"discriminator": "state"})
     submitted_at: float
     held: bool = False
     barred: str = ""  # why nothing may be done as its user: it is held until there is no reason
@@ -66,12 +83,10 @@ class Job:
     steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; per `parts`, `gpu`
     stage_times: tuple[StageTimes, ...] = ()  # likewise, or declared; one per kind of GPU
     company: tuple[Company, ...] = ()  # how much others slowed it, as it reported
-    attempts: tuple[Attempt, ...] = ()  # in order; `attempt.KEPT` at most
+    earlier: tuple[EndedAttempt, ...] = ()  # attempts, in order; `attempt.KEPT` at most
     requeued_after: int = 0  # the last attempt before its owner last requeued it
     retry: Retry | None = None
     overtaken: int = 0  # jobs behind it that started first
-    exit: Exit | None = None  # how it ended: as its last attempt did, or while it waited
-    ended_at: float | None = None
     notes: tuple[str, ...] = ()  # what its owner should know: outside MPS, never used its GPU
     metrics: tuple[tuple[str, float], ...] = ()  # that it reported, by name: the last values
     crash: str = ""  # how its script failed when it was tried: see `Refusal`
@@ -98,176 +113,194 @@ class Job:
 
     @property
     def holds_gpus(self) -> bool:
-        return self.state in HOLDING
+        return self.status.state in HOLDING
 
     @property
     def lives(self) -> bool:
         """Whether an attempt is in progress: it holds GPUs, or is suspended."""
-        return self.state in HOLDING or self.state is JobState.SUSPENDED
+        return self.status.state in LIVING
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def current(self) -> Attempt | None:
-        """The attempt in progress, or the one that the job ended with; None while it waits."""
-        last = self.attempts[-1] if self.attempts else None
-        return last if last and (last.exit is None or self._is_final(last)) else None
-
-    def _is_final(self, last: Attempt) -> bool:
-        """Whether the job ended with this attempt, which is over. Only a cancelled job may have
-        ended while it waited; its last attempt then was not cancelled, unless its owner requeued
-        the job after that."""
-        if self.state is JobState.CANCELLED:
-            return last.stop is Cause.CANCELLED and last.number > self.requeued_after
-        return self.state in ENDED
-
-    def with_new_attempt(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Job:
-        """The job with a new attempt on these GPUs; `its` are further fields of the attempt."""
-        number, served_s = self.attempt + 1, self.served_s
-        new = Attempt(number, gpus, started_at=now, served_s=served_s, **its)
-        return replace(self, attempts=append(self.attempts, new))
+        return self.status.exit is not None
 
     def with_attempt(self, **changes: Any) -> Job:
-        """The job with these fields of its last attempt changed."""
-        *earlier, last = self.attempts
-        return replace(self, attempts=(*earlier, replace(last, **changes)))
+        """The job with these fields of the attempt in progress changed."""
+        assert isinstance(self.status, Active | Paused | Stopping)
+        changed = replace(self.status.attempt, **changes)
+        return replace(self, status=replace(self.status, attempt=changed))
+
+    def with_suspension(self, new: Suspension) -> Job:
+        """The job, which is suspended or on its way there or back, with another suspension."""
+        assert isinstance(self.status, Paused | Stopping)
+        return replace(self, status=replace(self.status, suspension=new))
 
     def with_note(self, note: str) -> Job:
         """The job with a note for its owner; the same object if it has that note already."""
         return self if note in self.notes else replace(self, notes=(*self.notes, note))
 
     def shift(self, by_s: float) -> Job:
-        """With all recorded times moved `by_s` later. Times that its owner gave, such as the begin
-        time, are wall-clock times and stay."""
+        """With all recorded times but that of its end moved `by_s` later. Times that its owner
+        gave, such as the begin time, are wall-clock times and stay."""
         return replace(
             self,
             submitted_at=self.submitted_at + by_s,
-            attempts=tuple(each.shift(by_s) for each in self.attempts),
+            status=_shift(self.status, by_s),
+            earlier=tuple(each.shift(by_s) for each in self.earlier),
         )
 
+    def run_s(self, now: float) -> float:
+        """How long its current attempt has run, or ran, while it was not suspended."""
+        its, gone, ended_at = self.status.attempt, self.status.suspension, self.status.ended_at
+        if its is None:
+            return 0.0
+        if gone:
+            now = min(now, gone.at)
+        return its.run_s(now if ended_at is None else ended_at)
+
     def attained_s(self, now: float) -> float:
-        """How long it has run so far, in preempted attempts and in this one."""
-        running = self.current if self.lives else None
-        return running.attained_s(now) if running else self.served_s
+        """How long it has run so far, in preempted attempts and in the one in progress."""
+        return self.served_s + (self.run_s(now) if self.lives else 0.0)
 
     @property
     def due_at(self) -> float:
-        """When it reaches its time limit. Infinite: it does not, as things are."""
-        limit_s = self.spec.enforced_limit_s
-        running = self.current if self.lives else None
-        return math.inf if limit_s is None or running is None else running.due_at(limit_s)
+        """When it reaches its time limit. Infinite: never, as things are: it is suspended, or its
+        attempt is yet to begin."""
+        its, limit_s = self.status.attempt, self.spec.enforced_limit_s
+        began_at = its.started_at if its and self.lives and not self.suspension else None
+        if its is None or began_at is None or limit_s is None:
+            return math.inf
+        return began_at + its.suspended_s + limit_s - its.served_s
 
-    # -- of the current attempt
-
-    @property
-    def attempt(self) -> int:
-        """The number of its last attempt; 0 before the first."""
-        return self.attempts[-1].number if self.attempts else 0
+    # -- of its state. `current`, which policies ask for very often, is inlined
 
     @property
-    def gpus(self) -> tuple[GpuId, ...]:
-        # `current`, inlined here and below: policies ask very often
-        its = self.attempts[-1] if self.attempts else None
-        return its.gpus if its and (its.exit is None or self._is_final(its)) else ()
+    def state(self) -> JobState:
+        return self.status.state
 
     @property
-    def mode(self) -> Mode | None:
-        return its.mode if (its := self.current) else None
-
-    @property
-    def started_at(self) -> float | None:
-        """None: it waits, is yet to begin, or ended before it began."""
-        its = self.attempts[-1] if self.attempts else None
-        return its.started_at if its and (its.exit is None or self._is_final(its)) else None
-
-    @property
-    def kernels(self) -> tuple[tuple[GpuId, float], ...]:
-        """When its first kernel was seen, per GPU."""
-        its = self.attempts[-1] if self.attempts else None
-        return its.kernels if its and (its.exit is None or self._is_final(its)) else ()
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per batch."""
-        return its.accumulation if (its := self.current) else 1
-
-    @property
-    def profiling(self) -> ProfilingRun | None:
-        """The current profiling run, if any."""
-        its = self.attempts[-1] if self.attempts else None
-        return its.profiling if its and (its.exit is None or self._is_final(its)) else None
-
-    @property
-    def shared(self) -> bool:
-        """Whether another job was on one of its GPUs."""
-        return self.current is not None and self.current.shared
-
-    @property
-    def filler(self) -> bool:
-        """Whether it started before its turn, and leaves when those before it can start."""
-        its = self.attempts[-1] if self.attempts else None
-        return its is not None and its.exit is None and its.filler
-
-    @property
-    def memory_limits(self) -> tuple[MemoryLimits, ...]:
-        its = self.attempts[-1] if self.attempts else None
-        return its.memory_limits if its and (its.exit is None or self._is_final(its)) else ()
-
-    @property
-    def warned(self) -> bool:
-        return self.current is not None and self.current.warned
-
-    @property
-    def nearing(self) -> bool:
-        return self.current is not None and self.current.nearing
-
-    @property
-    def idle(self) -> bool:
-        return self.current is not None and self.current.idle
+    def current(self) -> Attempt | None:
+        """The attempt in progress, or the one that the job ended with; None while it waits."""
+        return self.status.attempt
 
     @property
     def suspension(self) -> Suspension | None:
         """The present one."""
-        its = self.attempts[-1] if self.attempts else None
-        return its.suspension if its and its.exit is None else None
-
-    @property
-    def suspended_s(self) -> float:
-        """For how long it was suspended earlier."""
-        return its.suspended_s if (its := self.current) else 0.0
-
-    @property
-    def leaves(self) -> bool:
-        """Whether it is about to give its GPUs back."""
-        return self.state in LEAVING
+        return self.status.suspension
 
     @property
     def stop(self) -> Cause | None:
         """Why it is being, or was, stopped."""
-        return its.stop if (its := self.current) else None
+        return self.status.stop
 
-    # -- of earlier attempts, since its owner last queued it
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended: as its last attempt did, or while it waited."""
+        return self.status.exit
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.status.ended_at
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it is about to give its GPUs back."""
+        return self.status.state in LEAVING
+
+    @property
+    def gpus(self) -> tuple[GpuId, ...]:
+        return its.gpus if (its := self.status.attempt) else ()
+
+    @property
+    def mode(self) -> Mode | None:
+        return its.mode if (its := self.status.attempt) else None
+
+    @property
+    def started_at(self) -> float | None:
+        """None: it waits, is yet to begin, or ended before it began."""
+        return its.started_at if (its := self.status.attempt) else None
+
+    @property
+    def kernels(self) -> tuple[tuple[GpuId, float], ...]:
+        """When its first kernel was seen, per GPU."""
+        return its.kernels if (its := self.status.attempt) else ()
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per batch."""
+        return its.accumulation if (its := self.status.attempt) else 1
+
+    @property
+    def profiling(self) -> ProfilingRun | None:
+        """The current profiling run, if any."""
+        return its.profiling if (its := self.status.attempt) else None
+
+    @property
+    def shared(self) -> bool:
+        """Whether another job was on one of its GPUs."""
+        return its.shared if (its := self.status.attempt) else False
+
+    @property
+    def filler(self) -> bool:
+        """Whether it started before its turn, and leaves when those before it can start."""
+        return its.filler if (its := self.status.attempt) else False
+
+    @property
+    def suspended_s(self) -> float:
+        """For how long it was suspended earlier."""
+        return its.suspended_s if (its := self.status.attempt) else 0.0
+
+    @property
+    def memory_limits(self) -> tuple[MemoryLimits, ...]:
+        return its.memory_limits if (its := self.status.attempt) else ()
+
+    @property
+    def idle(self) -> bool:
+        return its.idle if (its := self.status.attempt) else False
+
+    # -- of its attempts
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """All on record, in order."""
+        return (*self.earlier, its) if (its := self.status.attempt) else self.earlier
+
+    @property
+    def past(self) -> tuple[EndedAttempt, ...]:
+        """Those of them that are over."""
+        its = self.status.attempt
+        return (*self.earlier, its) if isinstance(its, EndedAttempt) else self.earlier
+
+    def new_attempt(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Attempt:
+        """The next one, on these GPUs; `its` are further fields of it."""
+        return Attempt(self.attempt + 1, gpus, started_at=now, served_s=self.served_s, **its)
+
+    @property
+    def attempt(self) -> int:
+        """The number of its last attempt; 0 before the first."""
+        if its := self.status.attempt:
+            return its.number
+        return self.earlier[-1].number if self.earlier else 0
 
     @property
     def failures(self) -> tuple[Exit, ...]:
-        """How the attempts that were retried ended."""
-        earlier = self.attempts[:-1] if self.current else self.attempts
+        """How the attempts that were retried ended, since its owner last queued it."""
         return tuple(
             each.exit
-            for each in earlier
-            if each.exit and each.stop is None and each.number > self.requeued_after
+            for each in self.earlier
+            if each.stop is None and each.number > self.requeued_after
         )
 
     @property
     def served_s(self) -> float:
-        """The total run time of preempted attempts."""
-        last = self.attempts[-1] if self.attempts else None
+        """The total run time of preempted attempts, since its owner last queued it."""
+        if its := self.status.attempt:
+            return its.served_s
+        last = self.earlier[-1] if self.earlier else None
         if last is None or last.number <= self.requeued_after:
             return 0.0
-        if last.stop is Cause.PREEMPTED and last is not self.current:
-            return max(0.0, last.attained_s(math.inf))
+        if last.stop is Cause.PREEMPTED:
+            return max(0.0, last.served_s + last.run_s(last.ended_at))
         return last.served_s
 
     @property
@@ -326,14 +359,61 @@ class IllegalTransition(Exception):
         super().__init__(f"job {job.id} cannot go from {job.state} to {to}")
 
 
-def advance(job: Job, to: JobState, **changes: Any) -> Job:
-    """`job` in state `to`, with other fields changed alongside. Raises IllegalTransition."""
-    if to not in TRANSITIONS[job.state]:
-        raise IllegalTransition(job, to)
-    return replace(job, state=to, **changes)
+def advance(job: Job, to: Status, **changes: Any) -> Job:
+    """`job` in the state `to`, with other fields changed alongside. Raises IllegalTransition."""
+    if to.state not in TRANSITIONS[job.status.state]:
+        raise IllegalTransition(job, to.state)
+    return replace(job, status=to, **changes)
+
+
+def start(job: Job, attempt: Attempt, **changes: Any) -> Job:
+    to = Active(JobState.STARTING, attempt)
+    return advance(job, to, earlier=with_room(job.earlier), **changes)
+
+
+def running(job: Job) -> Job:
+    """The job, whose first kernel was seen."""
+    assert job.status.attempt
+    return advance(job, Active(JobState.RUNNING, job.status.attempt))
 
 
 def stopping(job: Job, cause: Cause) -> Job:
     """The job, asked to stop. One that is already stopping only takes the new cause."""
-    new = job.with_attempt(stop=cause)
-    return new if job.state is JobState.STOPPING else advance(new, JobState.STOPPING)
+    assert job.status.attempt
+    to = Stopping(job.status.attempt, cause, job.suspension)
+    return replace(job, status=to) if job.state is JobState.STOPPING else advance(job, to)
+
+
+def requeue(job: Job, state: NewState, exit: Exit, at: float, **changes: Any) -> Job:
+    """The job in the queue again, as its attempt is over."""
+    earlier = (*job.earlier, _last_attempt(job, exit, at))
+    return advance(job, Waiting(state), earlier=earlier, **changes)
+
+
+def over(job: Job, state: EndState, exit: Exit, at: float) -> Job:
+    """The job at its end, with its attempt if one was in progress."""
+    its = _last_attempt(job, exit, at) if job.lives else None
+    return advance(job, Over(state, exit, at, its))
+
+
+def _last_attempt(job: Job, exit: Exit, at: float) -> EndedAttempt:
+    """The attempt in progress, which is over."""
+    its, gone = job.status.attempt, job.status.suspension
+    assert its
+    if gone:
+        its = replace(its.resumed(gone, at), gpus=its.gpus or gone.gpus)
+    return replace(its, profiling=None).ended(exit, at, job.stop)
+
+
+def _shift(status: Status, by_s: float) -> Status:
+    match status:
+        case Waiting() | Over():
+            return status
+        case Active():
+            return replace(status, attempt=status.attempt.shift(by_s))
+        case Paused():
+            gone = status.suspension.shift(by_s)
+            return replace(status, attempt=status.attempt.shift(by_s), suspension=gone)
+        case Stopping():
+            its = status.suspension and status.suspension.shift(by_s)
+            return replace(status, attempt=status.attempt.shift(by_s), suspension=its)

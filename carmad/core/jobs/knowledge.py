@@ -15,8 +15,8 @@ from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.jobs.control import unmet_dependency
 from carmad.core.jobs.findings import Estimate, Prediction, Profile, StageTimes, StepTime
 from carmad.core.jobs.history import past
-from carmad.core.jobs.job import Job, advance
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.job import Job, advance, over
+from carmad.core.jobs.states import EndState, JobState, Waiting
 from carmad.core.messages import UNESTIMATED, Estimated, EstimateMemory, Stepped, Trained
 from carmad.core.placing.decision import PREDICT
 from carmad.core.rules import promises
@@ -137,18 +137,17 @@ def inform_others(state: State, job: Job, now: float) -> None:
 # -- ends
 
 
-def end(state: State, job: Job, how: JobState, exit: Exit, now: float) -> None:
+def end(state: State, job: Job, how: EndState, exit: Exit, now: float) -> None:
     """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
     job = with_final_profile(state, job, how)
-    over = with_exit(job, exit, now) if job.lives else job
-    ended = advance(over, how, exit=exit, ended_at=now)
+    ended = over(job, how, exit, now)
     _record(state, _with_advice(state, ended) if job.lives else ended)
     inform_others(state, ended, now)
-    ends = [(job.ids, how)]
+    ends: list[tuple[range, JobState]] = [(job.ids, how)]
     for ids, ended_as in ends:  # it grows while iterating: recursion could exhaust the stack
         for id, waiting in state.ledger.dependents(ids):
             if why := dependency_exit(waiting, {id: ended_as}):
-                _record(state, advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                _record(state, over(waiting, JobState.CANCELLED, why, now))
                 ends.append((waiting.ids, JobState.CANCELLED))
 
 
@@ -166,15 +165,6 @@ def _record(state: State, job: Job) -> None:
     state.ledger.put(job)
     if run := past(job):
         state.history.remember(run)
-
-
-def with_exit(job: Job, exit: Exit, at: float) -> Job:
-    """The job with its current attempt over."""
-    *earlier, its = job.attempts
-    if its.suspension:
-        its = replace(its.without_suspension(at), gpus=its.gpus or its.suspension.gpus)
-    its = replace(its, exit=exit, ended_at=at, profiling=None)
-    return replace(job, attempts=(*earlier, its))
 
 
 def dependency_exit(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
@@ -199,7 +189,7 @@ def on_estimated(state: State, event: Estimated) -> None:
     if not job or not (job.waits or job.awaits_estimate):  # else: cancelled meanwhile
         return
     if job.state is JobState.PENDING:
-        job = advance(job, JobState.QUEUED)
+        job = advance(job, Waiting(JobState.QUEUED))
     elif job.estimate and not event.estimate:
         return
     job = _with_estimate(state, job, event)

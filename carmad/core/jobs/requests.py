@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from carmad.core.gpus.gpu import Drain
 from carmad.core.jobs import control, suspending
-from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.attempt import Attempt, Cause, Exit, JobId
 from carmad.core.jobs.job import Job, advance
 from carmad.core.jobs.knowledge import dependency_exit, end, with_history
 from carmad.core.jobs.ledger import ENDED_REMEMBERED
 from carmad.core.jobs.recurrence import group
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState, Waiting
 from carmad.core.messages import (
     CARMAD,
     Adopted,
@@ -34,9 +34,9 @@ from carmad.options import OPTIONS
 
 def on_submitted(state: State, event: Submitted) -> None:
     state.shares.note_groups(event.specs[0].owner, event.groups, event.at)
-    id = event.first
+    id, pending = event.first, Waiting(JobState.PENDING)
     for spec in event.specs:
-        job = Job(id, spec, JobState.PENDING, event.at, held=event.held, group=group(spec))
+        job = Job(id, spec, pending, event.at, held=event.held, group=group(spec))
         job = replace(job, doubted=state.shares.doubts(spec, event.at))
         job = with_history(state, job, event.at)
         id = JobId(id + job.tasks)
@@ -60,11 +60,9 @@ def on_adopted(state: State, event: Adopted) -> None:
     if not free or any(job.exclusive or job.spec.process == event.spec.process for job in beside):
         return
     spec = event.spec
-    job = Job(event.id, spec, JobState.STARTING, event.at, group=group(spec))
-    job = replace(job, estimate=spec.declared)
-    state.ledger.put(
-        job.with_new_attempt(event.gpus, event.at, mode=event.mode, shared=bool(beside))
-    )
+    its = Attempt(1, event.gpus, event.mode, event.at, shared=bool(beside))
+    job = Job(event.id, spec, Active(JobState.STARTING, its), event.at, group=group(spec))
+    state.ledger.put(replace(job, estimate=spec.declared))
     for resident in beside:
         state.ledger.put(resident.with_attempt(shared=True))
     state.actions.append(Launch(state.ledger.jobs[event.id]))
@@ -104,7 +102,7 @@ def _update(state: State, job: Job, event: UpdateRequested) -> None:
     anew = any(OPTIONS[name].memory for name in event.names) and not job.lives
     job = replace(job, spec=spec, group=group(spec))
     if anew and job.state is JobState.QUEUED:
-        job = advance(job, JobState.PENDING)
+        job = advance(job, Waiting(JobState.PENDING))
     if anew:
         doubted = state.shares.doubts(spec, event.at)
         job = replace(job, estimate=None, estimate_late=False, crash="", doubted=doubted)
@@ -131,12 +129,12 @@ def on_requeue_requested(state: State, event: RequeueRequested) -> None:
         return
     doubted = state.shares.doubts(job.spec, event.at)
     estimate = job.estimate if doubted == job.doubted else None
-    again = replace(
-        advance(job, JobState.QUEUED if estimate else JobState.PENDING),
+    again = advance(
+        job,
+        Waiting(JobState.QUEUED if estimate else JobState.PENDING),
+        earlier=job.past,
         estimate=estimate,
         doubted=doubted,
-        exit=None,
-        ended_at=None,
         retry=None,
         overtaken=0,
         requeued_after=job.attempt,

@@ -1,10 +1,13 @@
-"""The states of a job, and the table of transitions: `advance` alone changes a state."""
+"""The states of a job, what a job in each of them has, and the table of transitions."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar, Literal
 
 from carmad import states
+from carmad.core.jobs.attempt import Attempt, Cause, EndedAttempt, Exit, Suspension
 
 
 class JobState(StrEnum):
@@ -34,6 +37,7 @@ HOLDING = frozenset(
         JobState.STOPPING,
     }
 )
+LIVING = HOLDING | {JobState.SUSPENDED}  # an attempt is in progress
 LEAVING = frozenset({JobState.SUSPENDING, JobState.STOPPING})
 ENDED = frozenset(map(JobState, states.ENDED))
 
@@ -56,3 +60,88 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
     **dict.fromkeys(ENDED, NEW),
 }
+
+NewState = Literal[S.PENDING, S.QUEUED]
+EndState = Literal[S.SUCCEEDED, S.FAILED, S.CANCELLED, S.TIMED_OUT, S.OUT_OF_MEMORY]
+
+# -- what a job has in its state. The class variables say what it lacks there, so that it can be
+# asked for in every state
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Its next attempt is yet to begin."""
+
+    state: NewState
+    attempt: ClassVar[None] = None
+    suspension: ClassVar[None] = None
+    stop: ClassVar[None] = None
+    exit: ClassVar[None] = None
+    ended_at: ClassVar[None] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    state: Literal[S.STARTING, S.RUNNING]
+    attempt: Attempt
+    suspension: ClassVar[None] = None
+    stop: ClassVar[None] = None
+    exit: ClassVar[None] = None
+    ended_at: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _expect_in_progress(self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Its attempt has no GPUs, or is on its way there or back."""
+
+    state: Literal[S.SUSPENDING, S.SUSPENDED, S.RESUMING]
+    attempt: Attempt
+    suspension: Suspension
+    stop: ClassVar[None] = None
+    exit: ClassVar[None] = None
+    ended_at: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _expect_in_progress(self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    attempt: Attempt
+    stop: Cause
+    suspension: Suspension | None = None  # it was paused
+    state: Literal[S.STOPPING] = S.STOPPING
+    exit: ClassVar[None] = None
+    ended_at: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _expect_in_progress(self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    state: EndState
+    exit: Exit  # that of its attempt
+    ended_at: float
+    attempt: EndedAttempt | None = None  # None: it ended while it waited
+    suspension: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        its = self.attempt
+        if its and (its.exit, its.ended_at) != (self.exit, self.ended_at):
+            raise ValueError("a job ends as its last attempt does")
+
+    @property
+    def stop(self) -> Cause | None:
+        return self.attempt.stop if self.attempt else None
+
+
+def _expect_in_progress(attempt: Attempt) -> None:
+    if attempt.exit:
+        raise ValueError("the attempt is over")
+
+
+Status = Waiting | Active | Paused | Stopping | Over

@@ -15,7 +15,7 @@ from carmad.core.jobs import control
 from carmad.core.jobs.attempt import Cause, GpuId, Suspension
 from carmad.core.jobs.control import OVERSTAYED, host_mib, never, overstayed_s, unfit
 from carmad.core.jobs.job import Job, Retry, advance
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState, Paused
 from carmad.core.messages import (
     DrainRequested,
     MoveRequested,
@@ -63,11 +63,9 @@ def suspend(
     nodes = {gpu.node for gpu in gpus}
     node = nodes.pop() if len(nodes) == 1 else ""
     mib = max(holds.values()), sum(holds.values())
-    changed = job.with_attempt(
-        suspension=Suspension(now, why, job.gpus, gpus[0].name, node, *mib, after, to),
-        suspended_at=(*its.suspended_lately(now), now),
-    )
-    changed = advance(changed, JobState.SUSPENDING, held=held)
+    its = replace(its, suspended_at=(*its.suspended_lately(now), now))
+    gone = Suspension(now, why, job.gpus, gpus[0].name, node, *mib, after, to)
+    changed = advance(job, Paused(JobState.SUSPENDING, its, gone), held=held)
     state.ledger.put(changed)
     state.actions.append(Suspend(changed))
 
@@ -189,7 +187,7 @@ def on_suspended(state: State, event: Suspended) -> None:
         )
     else:
         retry = _retry(state, job)
-        state.ledger.put(advance(job.with_attempt(gpus=()), JobState.SUSPENDED, retry=retry))
+        state.ledger.put(replace(_suspended(job), retry=retry))
 
 
 def on_resumed(state: State, event: Resumed) -> None:
@@ -226,14 +224,20 @@ def _lose(state: State, job: Job, why: str) -> None:
 
 def _on_gpus(job: Job, now: float) -> Job:
     """The job runs again, or still."""
-    *earlier, its = job.attempts
-    job = replace(job, attempts=(*earlier, its.without_suspension(now)))
-    return advance(job, JobState.RUNNING)
+    its, gone = job.current, job.suspension
+    assert its and gone
+    return advance(job, Active(JobState.RUNNING, its.resumed(gone, now)))
+
+
+def _suspended(job: Job) -> Job:
+    its, gone = job.current, job.suspension
+    assert its and gone
+    return advance(job, Paused(JobState.SUSPENDED, replace(its, gpus=()), gone))
 
 
 def _with_hold(job: Job, held: bool, now: float) -> Job:
     its = job.suspension
-    return replace(job.with_attempt(suspension=its and its.parked(held, now)), held=held)
+    return replace(job.with_suspension(its.parked(held, now)) if its else job, held=held)
 
 
 def _again_later(job: Job, event: Resumed) -> Job:
@@ -243,9 +247,9 @@ def _again_later(job: Job, event: Resumed) -> Job:
     wait_s = min(AGAIN_AFTER_S * 2**its.failures, AGAIN_AFTER_AT_MOST_S)
     hung = its.hung + event.hung
     later = replace(its, failures=its.failures + 1, again_at=event.at + wait_s, hung=hung)
-    job = job.with_attempt(gpus=(), suspension=later)
+    job = _suspended(job.with_suspension(later))
     note = f"could not resume: {event.why}"
     if event.hung and hung % MOST_HUNG == 0:  # it keeps GPUs and a thread from others
         note += f"; after {MOST_HUNG} such attempts it stays suspended until `carma resume`"
         job = _with_hold(job, True, event.at)
-    return advance(job.with_note(note), JobState.SUSPENDED)
+    return job.with_note(note)

@@ -17,10 +17,10 @@ from typing import Literal
 from carmad.core.gpus.gpuview import NodeView
 from carmad.core.jobs import control, suspending
 from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.job import Job, advance
+from carmad.core.jobs.job import Job, advance, start
 from carmad.core.jobs.ledger import asks_for_host
 from carmad.core.jobs.line import Quotas, Room, blockers, host_room
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Paused
 from carmad.core.jobs.tasks import singly
 from carmad.core.messages import Launch, Resume, Wake
 from carmad.core.placing import deciders
@@ -278,7 +278,7 @@ def _finish_moves(gate: Gate) -> None:
         if checked.gpus and not gate.blocker(job):
             _start(gate, job, checked, view)
         else:
-            moved = job.with_attempt(suspension=replace(its, to=()))
+            moved = job.with_suspension(replace(its, to=()))
             where = ", ".join(str(view.gpu(gpu).gpu.index) for gpu in its.to)
             note = f"could not move to GPU {where} after all: see carma why"
             state.ledger.put(moved.with_note(note))
@@ -294,7 +294,7 @@ def _start_without_gpus(gate: Gate) -> None:
             if gate.blocker(job):
                 break
             notes = () if job.attempt else job.notes
-            started = advance(job.with_new_attempt((), gate.now), JobState.STARTING, notes=notes)
+            started = start(job, job.new_attempt((), gate.now), notes=notes)
             state.ledger.put(started)
             gate.room = None
             state.actions.append(Launch(started))
@@ -368,9 +368,10 @@ def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
         placed = job.with_attempt(
             gpus=there, kernels=kernels, shared=shared, filler=placement.filler
         )
-        started = advance(placed, JobState.RESUMING)
+        assert placed.current
+        started = advance(placed, Paused(JobState.RESUMING, placed.current, its))
     else:
-        placed = job.with_new_attempt(
+        new = job.new_attempt(
             gpus,
             view.now,
             mode=mode(job, map(view.gpu, gpus), state.settings),
@@ -381,7 +382,7 @@ def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
         )
         # Notes made before its first attempt are about the job, so they are kept.
         notes, late = () if job.attempt else job.notes, job.awaits_estimate
-        started = advance(placed, JobState.STARTING, notes=notes, estimate_late=late)
+        started = start(job, new, notes=notes, estimate_late=late)
     for gpu in gpus:
         for resident in state.ledger.residents(gpu):
             if not resident.shared:

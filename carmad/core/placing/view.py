@@ -29,7 +29,7 @@ from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import Owner
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState
 from carmad.core.placing.decision import Proposal, Reason, Verdict
 from carmad.learning.models import Model
 
@@ -351,13 +351,14 @@ class View:
         accumulation: int = 1,
     ) -> View:
         """The view after `job` was placed on `gpus`."""
-        placed = job.with_new_attempt(
+        attempt = job.new_attempt(
             gpus,
             self.now,
             mode=mode(job, map(self.gpu, gpus), self.settings),
             profiling=profiling,
             accumulation=accumulation,
         )
+        placed = replace(job, status=Active(JobState.STARTING, attempt))
         nodes = list(self.nodes)
         for gpu in gpus:
             at = self.node_of[gpu]
@@ -391,8 +392,8 @@ class View:
         since = max(job.submitted_at, self.blocked_until.get(job.ids[-1], 0.0))
         if job.suspension:
             since = max(since, job.suspension.at)
-        elif job.attempts:
-            since = max(since, job.attempts[-1].ended_at or since)
+        elif job.earlier:
+            since = max(since, job.earlier[-1].ended_at)
         return self.now - since
 
     def may_fill(self, job: Job) -> bool:

@@ -22,12 +22,12 @@ from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import (
     AttemptSummary,
-    EstimateSummary,
     ExitSummary,
     JobSummary,
     SpecSummary,
+    StatusSummary,
 )
-from carmad.core.jobs.findings import Usage
+from carmad.core.jobs.findings import Estimate, Usage
 from carmad.errors import CarmaError
 from carmad.html import environment, style
 from carmad.installed import how_to_add
@@ -249,20 +249,20 @@ def report_of(outcome: Outcome) -> ReportOut:
 def _summary(job: JobOutcome, estimator: str) -> JobSummary:
     task = job.task
     known = {"oracle": task.load.memory_mib, **dict(task.estimates)}
-    stays = tuple(
+    stays = [
         AttemptSummary(
             each.gpus, each.mode, each.launched_at, each.ended_at, exit=ExitSummary(each.cause)
         )
         for each in job.attempts
-    )
+    ]
     held_s = sum(len(each.gpus) * (each.ended_at - each.launched_at) for each in job.attempts)
     return JobSummary(
         id=job.id,
         spec=SpecSummary(task.user, 0, task.name),
-        state=job.state,
+        status=StatusSummary(job.state, stays[-1] if stays else None),
         submitted_at=task.submit_s,
-        attempts=stays,
-        estimate=EstimateSummary(known[estimator], estimator) if estimator in known else None,
+        earlier=tuple(stays[:-1]),
+        estimate=Estimate(known[estimator], estimator) if estimator in known else None,
         usage=Usage(task.load.memory_mib, job.energy_j, task.load.sm_active * held_s, held_s),
         alone_s=job.alone_s,
     )

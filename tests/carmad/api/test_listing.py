@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from carma_testing import a_gpu_view, a_job, a_spec, a_view
+from carma_testing.builders import changed
 from carmad.api import actions, call, service
 from carmad.api import job as api_job
 from carmad.api.job import Jobs
@@ -34,7 +35,7 @@ from carmad.api.rows import (
 from carmad.api.wire import Selection, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.config import Limits, Settings
-from carmad.core.jobs.attempt import Attempt, JobId
+from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate, Prediction
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Held
@@ -72,9 +73,9 @@ def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
 def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
     job = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID), crash="at train.py:1: NameError: x")
     assert viewer(scene_of(job))(job)["crash"] == "at train.py:1: NameError: x"
-    starts = replace(job, state=JobState.STARTING, attempts=(Attempt(1, ()),))
+    starts = changed(job, state=JobState.STARTING)
     assert viewer(scene_of(starts))(starts)["crash"] == "at train.py:1: NameError: x"
-    ran = replace(job, attempts=(Attempt(1, ()),))
+    ran = changed(job, attempt=1)
     assert viewer(scene_of(ran))(ran)["crash"] is None
     assert "crash" not in viewer(scene_of(job), UID + 1)(job)
 
@@ -84,7 +85,7 @@ def test_what_no_gpu_has_is_told_until_it_runs() -> None:
     job = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID), estimate=need)
     told = "needs at least 149.5G, and the largest GPU has 40.0G"
     assert viewer(scene_of(job))(job)["too_large"] == told
-    ran = replace(job, attempts=(Attempt(1, ()),))
+    ran = changed(job, attempt=1)
     assert viewer(scene_of(ran))(ran)["too_large"] is None
     for may_fit in (replace(need, low=40_960), Estimate(40_960, "history"), None):
         fits = replace(job, estimate=may_fit)

@@ -20,9 +20,9 @@ import pytest
 from carma_testing import a_gpu, a_job, a_spec
 from carmad.api.report import Period, ReportOut, Server, report_out
 from carmad.api.reporting import longest_wait_reason
-from carmad.core.gpus.sharing import EstimateSummary, JobSummary, SpecSummary
+from carmad.core.gpus.sharing import JobSummary, SpecSummary
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
-from carmad.core.jobs.findings import Usage
+from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.spec import ArrayTask, JobSpec, Owner
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
@@ -90,7 +90,7 @@ def test_a_gpu_that_is_gone_is_there_while_it_was_used() -> None:
 
 def test_estimates_by_whose_they_were() -> None:
     def estimated(id: int, mib: int, peak: int, source: str = "trace", **its: Any) -> JobSummary:
-        return job(id, stay(0, id), estimate=EstimateSummary(mib, source), usage=Usage(peak), **its)
+        return job(id, stay(0, id), estimate=Estimate(mib, source), usage=Usage(peak), **its)
 
     out = report(
         *(estimated(n, mib, 1000) for n, mib in enumerate((900, 1100, 1500), 1)),

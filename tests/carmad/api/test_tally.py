@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from carma_testing import a_job, a_spec
+from carma_testing.builders import changed
 from carmad.api.tally import Tally, Waiting, weight
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
@@ -49,7 +48,7 @@ def test_what_starts_or_ends_makes_room() -> None:
     made.expect(JobId(1), [each.spec for each in jobs])
     note(made, *jobs)  # the core has them, too: they count once
     assert made.waiting(who("ada")).jobs == 3
-    note(made, replace(jobs[0], state=JobState.STARTING), replace(jobs[1], state=JobState.FAILED))
+    note(made, changed(jobs[0], state=JobState.STARTING), changed(jobs[1], state=JobState.FAILED))
     assert made.waiting(who("ada")) == Waiting(1, weight(spec()) + 10_000)
     made.give_up(JobId(3), [jobs[2].spec])
     assert made.waiting(who("ada")) == NOTHING

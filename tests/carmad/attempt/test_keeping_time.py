@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec
+from carma_testing.builders import changed
 from carmad.attempt.environment import job_environment
 from carmad.attempt.process_tree import TIME_LIMIT, Tree
 from carmad.core.jobs.attempt import Cause, GpuId, JobId, Suspension
-from carmad.core.jobs.job import Job
+from carmad.core.jobs.job import Job, stopping
 from carmad.core.jobs.spec import Allocation
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Launch, Step, Suspend
@@ -57,7 +58,7 @@ def test_the_last_word_counts() -> None:
 
 
 def test_the_cause_of_an_earlier_stop_stays(bench: Bench) -> None:
-    job = bench.launch(bench.job("sh", "-c", STUBBORN)).with_attempt(stop=Cause.CANCELLED)
+    job = stopping(bench.launch(bench.job("sh", "-c", STUBBORN)), Cause.CANCELLED)
     until(bench.lines, "the job to speak")
     bench.launcher.stop(job, 0.3)
     bench.launcher.keep_time(job, boottime())
@@ -69,9 +70,8 @@ def test_the_cause_of_an_earlier_stop_stays(bench: Bench) -> None:
 
 def a_timed_job(limit_s: float | None = 100.0, **its: Any) -> Job:
     spec = a_spec(time_limit_s=limit_s)
-    job = a_job(1, spec=spec, state=JobState.RUNNING)
-    its = {"started_at": 2.0, **its}
-    return job.with_new_attempt((GpuId("GPU-0"),), 2.0).with_attempt(**its)
+    its = {"state": JobState.RUNNING, "gpus": (GpuId("GPU-0"),), "started_at": 2.0, **its}
+    return a_job(1, spec=spec, **its)
 
 
 GONE = Suspension(50.0, "for others", (GpuId("GPU-0"),), "A100", "0", 900, 900)
@@ -108,7 +108,8 @@ def test_each_change_is_told_and_nothing_else(
     launcher.is_there = True
     job = a_timed_job()
     longer = replace(job, spec=replace(job.spec, time_limit_s=200.0))
-    gone, free = longer.with_attempt(suspension=GONE), replace(job.spec, time_limit_s=None)
+    gone = changed(longer, state=JobState.SUSPENDED, suspension=GONE)
+    free = replace(job.spec, time_limit_s=None)
     its._signals.submit = lambda do, *words: do(*words)  # type: ignore[method-assign, assignment]
     for version in (job, job.with_note("of no interest"), longer, gone, longer):
         its.on_commit(Step((), (version,), (), ()))

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carma_testing import FakeServer, a_job, a_spec
+from carma_testing.builders import changed
 from carmad.api.service import Moments
 from carmad.api.stream import Wanted
 from carmad.api.wire import parse_selection
@@ -393,11 +394,11 @@ def test_arrays_that_ended_are_restored_as_rows(store: SqlStore, tmp_path: Path)
 
 def test_a_stream_of_many_arrays_keeps_their_rows() -> None:
     rows = [an_array(1 + 10_000 * n, 0, 9_999) for n in range(300)]
-    ended = replace(an_array(4_000_001, 0, 9_999), state=JobState.CANCELLED, ended_at=9.0)
+    ended = changed(an_array(4_000_001, 0, 9_999), state=JobState.CANCELLED, ended_at=9.0)
     wanted = Wanted([*rows, ended])
     assert (len(wanted._jobs.rows), len(wanted._going_on.rows)) == (301, 300)
     task = next(singly([rows[1]]))
-    over = Happening(1.0, Kind.ENDED, replace(task, state=JobState.SUCCEEDED), None)
+    over = Happening(1.0, Kind.ENDED, changed(task, state=JobState.SUCCEEDED), None)
     assert wanted.has(over)
     assert len(wanted._going_on) == 300 * 9_999 - 1
     assert not wanted.has(replace(over, job=replace(task, id=JobId(9_000_000))))
@@ -512,7 +513,7 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
 
 def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
     moments = Moments(lambda job: job.ended)
-    array = replace(an_array(10), state=JobState.CANCELLED)
+    array = changed(an_array(10), state=JobState.CANCELLED)
 
     async def told() -> list[bool]:
         events = [moments.expect(JobId(n)) for n in (9, 12, 15)]
@@ -526,7 +527,7 @@ def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
 def test_requests_come_and_go_while_a_step_is_noted() -> None:
     """In another thread than the core's. A step that raised was missed by the whole API."""
     moments = Moments(lambda job: job.ended)
-    array = replace(an_array(10), state=JobState.CANCELLED)
+    array = changed(an_array(10), state=JobState.CANCELLED)
 
     class Busy(dict[JobId, set[asyncio.Event]]):
         def __iter__(self) -> Iterator[JobId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,23 @@ import pytest
 from carma_testing import a_gpu, a_job, a_spec, changed
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.jobs import control
-from carmad.core.jobs.attempt import KEPT, Attempt, Cause, Exit, JobId, MemoryLimits, append
+from carmad.core.jobs.attempt import (
+    KEPT,
+    Attempt,
+    Cause,
+    EndedAttempt,
+    Exit,
+    JobId,
+    MemoryLimits,
+    with_room,
+)
 from carmad.core.jobs.control import Verdict
 from carmad.core.jobs.endings import Ending, Retries, ending
-from carmad.core.jobs.job import Job, Retry, advance
+from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import After, AfterKind
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import TRANSITIONS, JobState
 from carmad.core.messages import Exited
+from carmad.store import codec
 from recovery import ladder
 
 GPU = a_gpu().id
@@ -65,7 +76,7 @@ def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (G
 def test_what_becomes_of_a_job(job: Job, exit: Exit, state: JobState, cause: Cause) -> None:
     end = ended(job, exit)
     assert (end.state, end.exit.cause, end.at) == (state, cause, 9.0)
-    assert advance(job, end.state)
+    assert end.state in TRANSITIONS[job.state]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +116,7 @@ def test_no_attempt_follows_one_whose_processes_could_not_be_killed(
     job: Job, exit: Exit, state: JobState
 ) -> None:
     assert ended(job, replace(exit, left=True)).state is state
-    assert advance(job, state)
+    assert state in TRANSITIONS[job.state]
 
 
 def test_a_preempted_job_whose_time_is_up_has_timed_out() -> None:
@@ -176,11 +187,11 @@ def test_without_an_elsewhere_it_is_tried_alone_and_with_no_gpu_known_as_it_was_
 
 
 def test_of_many_attempts_those_that_crashed_are_kept() -> None:
-    crash = Attempt(2, (GPU,), exit=OOM, ended_at=2.0)
-    attempts: tuple[Attempt, ...] = ()
+    crash = Attempt(2, (GPU,)).ended(OOM, 2.0, None)
+    attempts: tuple[EndedAttempt, ...] = ()
     for number in range(1, 3 * KEPT):
-        preempted = Attempt(number, (GPU,), stop=Cause.PREEMPTED, exit=GONE, ended_at=number)
-        attempts = append(attempts, crash if number == 2 else preempted)
+        preempted = Attempt(number, (GPU,)).ended(GONE, number, Cause.PREEMPTED)
+        attempts = (*with_room(attempts), crash if number == 2 else preempted)
     assert len(attempts) == KEPT
     assert (attempts[0], attempts[-1].number) == (crash, 3 * KEPT - 1)
 
@@ -225,28 +236,32 @@ def test_a_job_that_would_wait_in_vain_is_not_requeued() -> None:
     assert control.requeue(job, {JobId(7): JobState.SUCCEEDED}).acts
 
 
-def ended_at_once(state: JobState, stop: Cause | None, requeued_after: int = 0) -> Job:
-    """A job that has ended at the very time at which its last attempt did."""
-    over = Attempt(1, (GPU,), started_at=1.0, stop=stop, exit=OOM, ended_at=9.0)
-    job = a_job(1, state=JobState.QUEUED)
-    return replace(job, attempts=(over,), state=state, ended_at=9.0, requeued_after=requeued_after)
+def as_stored(state: JobState, stop: Cause | None, requeued_after: int = 0) -> Job:
+    """A job, as an earlier release stored it, that has ended at the very time at which its last
+    attempt did."""
+    body = json.loads(codec.encode_job(a_job(requeued_after=requeued_after)))
+    del body["status"], body["earlier"]
+    over = {"number": 1, "gpus": [GPU], "started_at": 1.0, "stop": stop, "ended_at": 9.0}
+    over["exit"] = {"cause": Cause.GPU_OOM}
+    body |= {"state": state, "ended_at": 9.0, "attempts": [over]}
+    return codec.decode_job(json.dumps(body))
 
 
 @pytest.mark.parametrize(
     ("job", "holds"),
     [
-        (ended_at_once(JobState.OUT_OF_MEMORY, None), True),
-        (ended_at_once(JobState.CANCELLED, Cause.CANCELLED), True),
-        (ended_at_once(JobState.TIMED_OUT, Cause.PREEMPTED), True),
+        (as_stored(JobState.OUT_OF_MEMORY, None), True),
+        (as_stored(JobState.CANCELLED, Cause.CANCELLED), True),
+        (as_stored(JobState.TIMED_OUT, Cause.PREEMPTED), True),
         # It was back in line: the attempt is not what it ended with.
-        (ended_at_once(JobState.CANCELLED, None), False),
-        (ended_at_once(JobState.CANCELLED, Cause.PREEMPTED), False),
-        (ended_at_once(JobState.CANCELLED, Cause.CANCELLED, requeued_after=1), False),
-        (ended_at_once(JobState.QUEUED, None), False),
+        (as_stored(JobState.CANCELLED, None), False),
+        (as_stored(JobState.CANCELLED, Cause.PREEMPTED), False),
+        (as_stored(JobState.CANCELLED, Cause.CANCELLED, requeued_after=1), False),
+        (as_stored(JobState.QUEUED, None), False),
     ],
 )
 def test_the_attempt_that_a_job_ended_with_is_not_told_by_the_clock(job: Job, holds: bool) -> None:
     assert (job.current is not None) is holds
     assert job.gpus == ((GPU,) if holds else ())
     assert job.started_at == (1.0 if holds else None)
-    assert len(job.failures) == (0 if holds or job.requeued_after or job.attempts[0].stop else 1)
+    assert len(job.failures) == (0 if holds or job.requeued_after or job.past[0].stop else 1)

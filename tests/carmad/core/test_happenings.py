@@ -101,4 +101,4 @@ def test_who_did_not_ask_is_told_nothing_at_80_percent(listening: Listening) -> 
     server = listening.server
     id = server.submit(time_limit_s=100, notify="end")
     server.pass_time(90)
-    assert not server.job(id).nearing
+    assert not server.job(id).current.nearing

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carma_testing import FakeServer
+from carma_testing.builders import a_job
 from carmad.api import why as whys
 from carmad.api.reasons import phrase
 from carmad.config import Settings
@@ -99,7 +100,7 @@ def judge(server, resident, newcomer):
     gpu = replace(view, residents=(there,), free_mib=view.free_mib + view.counted_mib(job))
     gpu = replace(gpu, free_mib=gpu.free_mib - gpu.counted_mib(there))
     known = Estimate(5_000, "declared", firm=True)
-    waits = replace(job, attempts=(), estimate=known, group="another")
+    waits = a_job(1, spec=job.spec, estimate=known, group="another")
     wanted = demand(replace(waits, **newcomer), Settings())
     return [reason.detail for reason in refusals(wanted, gpu, Settings())]
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carma_testing import a_gpu_view, a_job, a_spec, a_view
+from carma_testing.builders import changed
 from carmad.api.outlook import foresee, outlook_out, start_out
 from carmad.api.wire import iso
 from carmad.config import Limits, Settings
-from carmad.core.jobs.attempt import Attempt, JobId
+from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Prediction
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Held
@@ -291,7 +292,7 @@ def test_under_a_policy_that_shares_nothing_a_start_waits_for_an_end(attempts: i
     """A job that is tried again alone finds a GPU busy under any policy."""
     job, there = waiting(5), running(1, 3600.0)
     if attempts:
-        job = replace(job, attempts=(Attempt(1, ()),))
+        job = changed(job, attempt=1)
     gpu = a_gpu_view(0, residents=(there,))
     busy = Placement(job.id, verdicts=(Verdict(gpu.gpu.id, (Reason("busy", 0, 1, "jobs"),)),))
     decisions = {job.id: Decision(NOW, "exclusive", busy)}

@@ -16,7 +16,7 @@ from carmad.core.jobs.attempt import Cause, GpuId, JobId, ProfilingRun
 from carmad.core.jobs.findings import Indicator, Profile
 from carmad.core.jobs.history import BIN_S, BINS, History
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
 from carmad.core.placing.decision import Placement, Proposal, Reason
 from carmad.core.placing.view import Policy, View
@@ -72,7 +72,7 @@ def test_a_quiet_week_is_told_from_an_unknown_one(tmp_path: Path) -> None:
     long_ago, just_now = now - 2 * BINS * BIN_S, now - 2 * BIN_S
     with closing(SqlStore.open(tmp_path / "carma.db")) as store:
         for id, at in enumerate((long_ago - 5, long_ago, just_now), 1):
-            job = Job(JobId(id), a_spec(gpus=id), JobState.QUEUED, at)
+            job = Job(JobId(id), a_spec(gpus=id), Waiting(JobState.QUEUED), at)
             store.commit(Step((Tick(at),), (job,), (), ()))
         past = store.past(now)
     assert past.submissions == ((long_ago, 2, 1), (just_now, 3, 1))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from carma_testing import FakeServer, a_job, a_spec
+from carma_testing.builders import changed
 from carmad.config import Fairness
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.happenings import Kind, happenings, notices, words
@@ -44,7 +45,7 @@ def ended(asked_mib: int, used_mib: int, *others: Estimate, **changes: Any) -> J
         estimate=estimate,
         usage=Usage(peak_mib=used_mib),
     )
-    return replace(job, **changes)
+    return changed(job, **changes)
 
 
 def test_who_asked_for_too_little_is_told_what_to_ask_for() -> None:

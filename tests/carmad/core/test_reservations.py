@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from carma_testing import FakeServer, a_job, a_spec
+from carma_testing.builders import changed
 from carmad.api import reservations as api
 from carmad.api.fairness import booking_hours
 from carmad.api.reservations import ReserveIn
@@ -186,7 +187,7 @@ def test_how_long_a_job_lasts_at_most() -> None:
     assert known.at_most_s(0.0) == 50.0
     often = replace(known, prediction=Prediction(20.0, "history", at_most_s=70.0))
     assert often.at_most_s(0.0) == 70.0
-    runs = replace(often, state=JobState.RUNNING).with_new_attempt((), 0.0)
+    runs = changed(often, state=JobState.RUNNING, started_at=0.0)
     assert [runs.at_most_s(t) for t in (40.0, 80.0, 120.0)] == [30.0, 20.0, 0.0]
     only_predicted = replace(runs, spec=a_spec())
     assert only_predicted.at_most_s(80.0) == float("inf"), "it has outlived the prediction"

@@ -7,17 +7,18 @@ from typing import get_args
 import pytest
 
 from carma_testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
+from carma_testing.builders import changed
 from carma_testing.fake_server import FakeProcess
 from carmad.api import why
 from carmad.api.job import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.gpus.gpu import ProcessUse
 from carmad.core.gpus.gpuview import NodeView
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
+from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import IllegalTransition, Retry, advance
 from carmad.core.jobs.spec import After, AfterKind, ArrayTask, WarnSignal
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import Active, JobState
 from carmad.core.messages import (
     CancelRequested,
     Closing,
@@ -1157,7 +1158,7 @@ def test_within_a_plan_the_client_left_on_a_gpu_out_of_sight_still_counts():
     view = a_view([shown, a_gpu_view(1), a_gpu_view(2)], [], settings)
     node = NodeView(view.nodes[0].name, view.nodes[0].gpus[1:])
     job = a_job(spec=a_spec(exclusive=True, uid=1001))
-    alone = job.with_new_attempt((a_gpu(1).id,), 0.0, mode=Mode.EXCLUSIVE)
+    alone = changed(job, gpus=(a_gpu(1).id,), started_at=0.0, mode=Mode.EXCLUSIVE)
     after = node.with_resident(a_gpu(1).id, alone, settings)
     assert after.gpus[1].mps_stray == (1000, "pid 77 of ada")
 
@@ -1455,7 +1456,7 @@ def test_how_its_script_stops_is_kept_with_the_job():
 
 def test_no_illegal_move():
     with pytest.raises(IllegalTransition):
-        advance(a_job(), JobState.RUNNING)
+        advance(a_job(), Active(JobState.RUNNING, Attempt(1, ())))
 
 
 def test_a_warning_that_may_not_have_been_sent_is_sent_again():

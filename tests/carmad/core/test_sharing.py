@@ -17,6 +17,7 @@ from carmad.core.gpus.sharing import (
     JobSummary,
     Overlaps,
     SpecSummary,
+    StatusSummary,
     Stay,
     overlaps,
     summarize,
@@ -44,8 +45,10 @@ def stay(
 
 def job(id: int, *stays: AttemptSummary, user: str = "ada", **its: object) -> JobSummary:
     whose = SpecSummary(user, 1000, f"train-{id}")
-    usual = {"spec": whose, "state": JobState.SUCCEEDED, "submitted_at": 0.0}
-    return JobSummary(JobId(id), attempts=stays, **usual | its)  # type: ignore[arg-type]
+    state = its.pop("state", JobState.SUCCEEDED)
+    status = StatusSummary(state, stays[-1] if stays else None)  # type: ignore[arg-type]
+    usual = {"spec": whose, "status": status, "submitted_at": 0.0}
+    return JobSummary(JobId(id), earlier=stays[:-1], **usual | its)  # type: ignore[arg-type]
 
 
 def seen(

@@ -13,7 +13,7 @@ from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, ProfilingRun, Su
 from carmad.core.jobs.control import cost_s, never
 from carmad.core.jobs.job import Job, advance
 from carmad.core.jobs.spec import Allocation, WarnSignal
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.states import JobState, Paused
 from carmad.core.jobs.suspending import AGAIN_AFTER_S
 from carmad.core.messages import (
     CancelRequested,
@@ -393,8 +393,8 @@ def test_it_may_end_by_itself_meanwhile(exit: Exit) -> None:
     here.exit(id, exit)
     job = here.last(id)
     assert job.ended and not here.scheduler.state.ledger.suspended
-    assert job.attempts[-1].suspension is None
-    assert job.attempts[-1].run_s(here.now) == ran_s
+    assert job.suspension is None
+    assert job.run_s(here.now) == ran_s
 
 
 def test_it_can_be_cancelled_meanwhile() -> None:
@@ -704,7 +704,7 @@ def test_what_else_is_due_is_not_forgotten_while_an_idle_job_cannot_be_suspended
     here.pass_time(3)
     here.alive[id, 1].ran_kernel = False
     here.pass_time(60)
-    assert here.job(id).state is S.RUNNING and here.job(id).warned
+    assert here.job(id).state is S.RUNNING and here.job(id).current.warned
     signals = [each for step in here.steps for each in step.actions if isinstance(each, Signal)]
     assert len(signals) == 1, "and not at every reading"
 
@@ -780,7 +780,7 @@ def test_a_job_on_several_nodes_does_not_avoid_the_only_gpus_to_which_it_can_ret
     id = runs(here, gpus=2)
     job = here.job(id)
     spread = Suspension(here.now, "room", job.gpus, "A100", "", 10_000, 20_000, after="elsewhere")
-    leaving = advance(job.with_attempt(suspension=spread), S.SUSPENDING)
+    leaving = advance(job, Paused(S.SUSPENDING, job.current, spread))
     here.scheduler.state.ledger.put(leaving)
     here.tell(Suspended(here.now, id, 1))
     retry = here.job(id).retry

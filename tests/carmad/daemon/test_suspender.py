@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from carma_testing.builders import changed
 from carmad.config import Suspending
 from carmad.core.jobs.attempt import GpuId, JobId, Suspension
 from carmad.core.jobs.job import Job
+from carmad.core.jobs.states import JobState
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
 from carmad.daemon.suspender import Suspender
 from carmad.gpu.cuda_state import (
@@ -23,6 +25,10 @@ from tests.waiting import until
 
 REFUSED = "the kernel refuses: Read-only file system"
 GPU = GpuId("GPU-1")
+
+
+def resuming(job: Job, gone: Suspension) -> Job:
+    return changed(job, state=JobState.RESUMING, gpus=(GPU,), suspension=gone)
 
 
 class Machine:
@@ -70,7 +76,7 @@ class Machine:
 
     def do(self, action: type[Suspend] | type[Resume], **spec: Any) -> list[Any]:
         gone = Suspension(0.0, "for others", (GPU,), "A100", "0", 900, 900)
-        job = make_job(Path("/"), "sh", **spec).with_attempt(gpus=(GPU,), suspension=gone)
+        job = resuming(make_job(Path("/"), "sh", **spec), gone)
         its: Any = self
         suspender = Suspender(its, its, Suspending, lambda: 1.0, self.report)
         suspender.perform(action(job))
@@ -146,7 +152,7 @@ def test_a_user_with_whose_jobs_the_driver_hangs_holds_up_nobody_else() -> None:
     suspender = Suspender(its, its, Suspending, lambda: 1.0, here.report)
     gone = Suspension(0.0, "for others", (GPU,), "A100", "0", 900, 900)
     for id, uid in [*((id, 1) for id in range(1, 7)), (7, 2)]:
-        job = make_job(Path("/"), "sh", uid=uid).with_attempt(gpus=(GPU,), suspension=gone)
+        job = resuming(make_job(Path("/"), "sh", uid=uid), gone)
         suspender.perform(Resume(replace(job, id=JobId(id))))
     assert here.over.wait(60)
     assert here.said == [Resumed(1.0, 7, 1)]

@@ -49,10 +49,9 @@ LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
 
 def ended(id: int, at: float, user: str, seconds: float, **changes: Any) -> Job:
     spec = a_spec(user=user, name=f"{user}-{id % 3}")
-    job = Job(JobId(id), spec, JobState.SUCCEEDED, at, group=group(spec))
-    return changed(
-        job, attempt=1, started_at=at, ended_at=at + seconds, gpus=(GpuId("GPU-0"),), **changes
-    )
+    usual = {"state": JobState.SUCCEEDED, "submitted_at": at, "group": group(spec), "attempt": 1}
+    usual |= {"started_at": at, "ended_at": at + seconds, "gpus": (GpuId("GPU-0"),)}
+    return a_job(id, spec=spec, **usual | changes)
 
 
 def commit(store: SqlStore, jobs: list[Job]) -> None:

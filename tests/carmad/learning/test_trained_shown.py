@@ -71,7 +71,7 @@ def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]
 
 def learned(id: int, **changes: Any) -> Job:
     spec = a_spec(user=user_name(), uid=0, name="train")
-    job = Job(JobId(id), spec, JobState.SUCCEEDED, 100.0)
+    job = a_job(id, spec=spec, state=JobState.SUCCEEDED, submitted_at=100.0)
     profile = Profile(30.0, 900, (Indicator("gpu_utilization", 0.5, 0.01),), of=JobId(3))
     told = Prediction(
         5400.0, "additive", (("gpus", 0.25), ("user", -1.5)), ("learned from 10 jobs",)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
 from email.message import EmailMessage
 from pathlib import Path
@@ -20,11 +19,12 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec
+from carma_testing.builders import changed
 from carmad import configfile, units
 from carmad.accounts import Account, NoAccount, account
 from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
-from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, JobId
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
 from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask, Owner
@@ -251,11 +251,9 @@ def an_end(base: Path, id: int = 1, state: JobState = JobState.FAILED, **spec: A
         id,
         spec=a_spec(name="train", **(its | spec)),
         state=JobState.RUNNING,
-        attempts=(Attempt(1, (), started_at=1.0),),
+        started_at=1.0,
     )
-    ended = replace(
-        running.with_attempt(exit=exit, ended_at=2.0), state=state, exit=exit, ended_at=2.0
-    )
+    ended = changed(running, state=state, exit=exit, ended_at=2.0)
     return Step((Tick(2.0),), (ended,), (), (), before=(running,))
 
 
@@ -607,17 +605,13 @@ WEEK = datetime(2026, 11, 16).astimezone(), datetime(2026, 11, 23).astimezone()
 def a_past_job(id: int, hours: float = 2.0, idle: float = 0.0, **changes: Any) -> Job:
     """One that began on the Monday of that week, and used half of its GPU."""
     start, run_s = WEEK[0].timestamp() + 3600 * id, hours * 3600
-    attempt = Attempt(1, (GpuId("GPU-1"),), started_at=start, ended_at=start + run_s)
     usage = Usage(8_000, 0.0, run_s / 2, run_s, idle * 3600)
     me = pwd.getpwuid(os.getuid())
     spec = a_spec(user=me.pw_name, uid=me.pw_uid, gid=me.pw_gid, **changes.pop("spec", {}))
     job = a_job(id, spec=spec)
-    return replace(
-        job,
-        **{"state": JobState.SUCCEEDED, "submitted_at": start, "ended_at": start + run_s} | changes,
-        attempts=(attempt,),
-        usage=usage,
-    )
+    ran = {"gpus": (GpuId("GPU-1"),), "started_at": start, "ended_at": start + run_s}
+    usual = {"state": JobState.SUCCEEDED, "submitted_at": start, "usage": usage}
+    return changed(job, **ran | usual | changes)
 
 
 def test_a_week_says_what_was_asked_for_used_and_idle() -> None:
@@ -647,8 +641,8 @@ def test_a_week_says_what_was_asked_for_used_and_idle() -> None:
         "No such mail any more: carma notify --week off",
     ]
     assert letter_of([], *WEEK, now, "gpu1") is None
-    before = replace(jobs[0].attempts[0], started_at=WEEK[0].timestamp() - 3 * 3600 - 3600)
-    old = replace(jobs[2], attempts=(replace(before, ended_at=before.started_at + 8 * 3600),))
+    before = WEEK[0].timestamp() - 3 * 3600 - 3600
+    old = changed(jobs[2], started_at=before, ended_at=before + 8 * 3600)
     half = letter_of([old], *WEEK, now, "gpu1")
     assert half and "4.0 GPU-hours, 2.5 of them idle" in half.title, "its part in the week"
 

@@ -17,7 +17,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from math import inf
 from pathlib import Path
@@ -32,20 +32,29 @@ from pydantic_core import from_json
 from sqlalchemy import Connection, create_engine, text
 
 from carma_testing import changed
+from carma_testing.builders import a_job
 from carmad.config import Retention
 from carmad.core.gpus.gpu import Drain, GpuSample
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.attempt import Attempt, EndedAttempt, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
-from carmad.core.jobs.states import JobState
-from carmad.core.messages import CancelRequested, Event, Measured, Sampled, Step, Submitted, Tick
+from carmad.core.jobs.states import Active, JobState, Over, Waiting
+from carmad.core.messages import (
+    CancelRequested,
+    Event,
+    Measured,
+    Sampled,
+    Step,
+    Submitted,
+    Tick,
+)
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
-from carmad.store import codec, database, journal, queries, reading, retention
-from carmad.store.codec import current_form
+from carmad.store import codec, database, former, journal, queries, reading, retention
 from carmad.store.database import StoreFull, connect
+from carmad.store.former import current_form
 from carmad.store.queries import Search
 from carmad.store.sql import SqlStore
 from carmad.store.values import Spread, Transition
@@ -67,7 +76,7 @@ def job(number: int, state: JobState = JobState.QUEUED, **fields: Any) -> Job:
         env=(("PATH", "/usr/bin"), ("NAME", "Grüße\n")),
         array=array,
     )
-    return changed(Job(JobId(number), spec, state, float(number)), **fields)
+    return a_job(number, spec=spec, state=state, **{"submitted_at": float(number)} | fields)
 
 
 def step(*jobs: Job, at: float = 0.0, event: Event | None = None, **fields: Any) -> Step:
@@ -147,10 +156,10 @@ def test_drains_are_replaced_and_otherwise_left(store: SqlStore) -> None:
 
 def test_every_version_leaves_its_transition(store: SqlStore) -> None:
     first = job(1, JobState.PENDING)
-    queued = replace(first, state=JobState.QUEUED)
+    queued = changed(first, state=JobState.QUEUED)
     store.commit(step(first, queued, replace(queued, held=True), at=1.0))
     starting = changed(queued, state=JobState.STARTING, attempt=1)
-    failed = replace(starting, state=JobState.QUEUED)
+    failed = changed(starting, state=JobState.QUEUED)
     again = changed(failed, state=JobState.STARTING, attempt=2)
     store.commit(step(job(2), starting, failed, again, at=2.0))
     store.commit(step(changed(again, warned=True), at=3.0))
@@ -189,9 +198,8 @@ def test_stage_times_of_0_1_0_are_kept(attempt: int) -> None:
 def test_an_attempt_that_0_1_0_was_stopping_was_being_cancelled() -> None:
     """If no cause is recorded: a stopped attempt must have one."""
     old = {"state": "stopping", "attempt": 1, "gpus": ["GPU-1"], "spec": {}}
-    assert current_form(old)["attempts"][-1]["stop"] == "cancelled"
-    preempted = current_form(old | {"stop": "preempted"})
-    assert preempted["attempts"][-1]["stop"] == "preempted"
+    assert current_form(old)["status"]["stop"] == "cancelled"
+    assert current_form(old | {"stop": "preempted"})["status"]["stop"] == "preempted"
 
 
 def test_an_upgrade_that_fails_leaves_no_copy(
@@ -304,7 +312,7 @@ def test_a_search_finds_by_words_and_sorts(store: SqlStore) -> None:
     assert ([found.id for found in some], more) == ([1], 0)
     assert store.search(Search(), limit=1)[1] == 1  # there are others
     assert store.search(Search(), limit=1, count=True)[1] == 2
-    again = replace(store.jobs([JobId(1)])[0], state=JobState.QUEUED)
+    again = changed(store.jobs([JobId(1)])[0], state=JobState.QUEUED)
     store.commit(step(again))
     assert ids() == [3, 2]  # it runs again
 
@@ -348,7 +356,7 @@ def test_totals(store: SqlStore) -> None:
         begun = changed(waiting, state=JobState.STARTING, started_at=float(number), attempt=1)
         store.commit(step(begun, at=float(number)))
         retried = changed(begun, attempt=2, started_at=100.0)  # its wait is that of the first
-        store.commit(step(replace(begun, state=JobState.QUEUED), retried, at=100.0))
+        store.commit(step(changed(begun, state=JobState.QUEUED), retried, at=100.0))
         ended = changed(
             retried,
             state=JobState.SUCCEEDED,
@@ -386,7 +394,7 @@ def test_purge_and_ids_never_given_twice(store: SqlStore) -> None:
 def test_a_job_that_runs_again_is_not_purged(store: SqlStore) -> None:
     ended = job(1, JobState.FAILED, ended_at=1.0)
     store.commit(step(ended))
-    store.commit(step(replace(ended, state=JobState.QUEUED)))  # even with its old end in it
+    store.commit(step(changed(ended, state=JobState.QUEUED)))
     assert store.purge(100 * DAY, Retention(ended_days=1)) == 0
     assert len(store.restore().jobs) == 1
 
@@ -746,7 +754,7 @@ def scripted(number: int, text: str, **changes: Any) -> Step:
     """A job with a script, as the core has it."""
     spec = replace(job(number).spec, env=(), script=Script("", 0, 1, text))
     bare = retention.without_contents(spec)
-    one = replace(job(number), spec=bare, **changes)
+    one = changed(job(number), spec=bare, **changes)
     return step(one, event=Submitted(1.0, one.id, (bare,), script=text))
 
 
@@ -891,7 +899,7 @@ def test_what_stands_in_for_a_damaged_job_is_its_accounts(
 def cancelled(number: int, user: str, env: tuple[tuple[str, str], ...] = ()) -> Step:
     new = submitted(number, env, user)
     ended = {"state": JobState.CANCELLED, "ended_at": float(number)}
-    return replace(new, jobs=(replace(new.jobs[0], **ended),))
+    return replace(new, jobs=(changed(new.jobs[0], **ended),))
 
 
 def test_the_oldest_jobs_of_who_has_too_many_are_forgotten(store: SqlStore) -> None:
@@ -968,6 +976,10 @@ def test_a_listing_reads_only_so_much(store: SqlStore, monkeypatch: pytest.Monke
 # -- the codec -----------------------------------------------------------------------------------
 
 
+def as_its_last(state: Any, last: EndedAttempt) -> Over:
+    return Over(state, last.exit, last.ended_at, last)
+
+
 def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     """Values of a type, with every field filled in: hypothesis itself leaves defaults alone.
 
@@ -1002,7 +1014,12 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     if is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
         inside = (*within, hint)
-        return st.builds(hint, **{name: anything(kind, inside) for name, kind in hints.items()})
+        its = {each.name: anything(hints[each.name], inside) for each in fields(hint)}
+        if hint is Over:  # as its attempt, if there is one
+            with_one = {"state": its["state"], "last": anything(EndedAttempt, inside)}
+            alone = st.builds(hint, **its | {"attempt": st.none()})
+            return alone | st.builds(as_its_last, **with_one)
+        return st.builds(hint, **its)
     if hint in simple:
         return simple[hint]
     assert issubclass(hint, Enum)
@@ -1036,11 +1053,11 @@ def test_a_job_of_slurms_is_an_allocation_now() -> None:
     spec = JobSpec(
         argv=("a",), user="ada", uid=1, gid=1, cwd="/", name='"slurm_job":7', allocation=its
     )
-    job = Job(JobId(7), spec, JobState.QUEUED, 1.0)
+    job = Job(JobId(7), spec, Waiting(JobState.QUEUED), 1.0)
     text = codec.encode_job(job)
     old = text.replace('"allocation":{"system":"Slurm","id":17}', '"slurm_job":17')
     assert old != text and codec.decode_job(old) == job
-    assert codec.in_current_names(old.encode()) == text.encode()
+    assert former.in_current_names(old.encode()) == text.encode()
     before = codec.encode_job(replace(job, spec=replace(spec, allocation=None)))
     assert codec.decode_job(before.replace('"allocation"', '"slurm_job"')).spec.allocation is None
 
@@ -1052,5 +1069,5 @@ def test_rows_of_older_and_newer_releases_can_be_read() -> None:
     )
     read = codec.decode_job(old)
     spec = JobSpec(argv=("a",), user="ada", uid=1, gid=1, cwd="/", name="n")
-    assert read == Job(JobId(7), spec, JobState.RUNNING, 1.0, exit=Exit(Cause.GPU_OOM))
+    assert read == Job(JobId(7), spec, Active(JobState.RUNNING, Attempt(0, ())), 1.0)
     assert read.spec.umask == 0o022  # as jobs of 0.1.0 were run

@@ -220,8 +220,8 @@ def test_marks_say_what_happened_and_others_what_slowed_it() -> None:
     recorded.step(event, jobs=(a_job(7, state=JobState.QUEUED),))
     recorded.step(event, jobs=(job,))
     oom = Exit(Cause.GPU_OOM)
-    waiting = job.with_attempt(exit=oom, ended_at=NOON + 1.0)
-    recorded.step(event, jobs=(changed(waiting, state=JobState.QUEUED),))
+    waiting = changed(job, state=JobState.QUEUED, exit=oom, ended_at=NOON + 1.0)
+    recorded.step(event, jobs=(waiting,))
     refused = (Verdict(GPU.id, (Reason("risk", 0.8, 0.93, "SMACT"),)),)
     for at in (2.0, 3.0):  # within a minute: once
         decision = Decision(NOON + at, "magm", Placement(JobId(7), verdicts=refused))

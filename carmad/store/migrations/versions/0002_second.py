@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from alembic import op
 from pydantic_core import from_json, to_json
 
-from carmad.store.codec import Body, Move, Placed, current_form
+from carmad.store.former import Body, Move, Placed, current_form
 
 revision = "0002"
 down_revision = "0001"
