@@ -18,6 +18,7 @@ from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.recurrence import fill
 from carmad.core.jobs.spec import JobSpec
+from carmad.core.jobs.states import JobState
 from carmad.core.rules.limits import limit_of
 from carmad.core.rules.share import HOUR_S
 from carmad.core.scene import Scene
@@ -252,7 +253,7 @@ def may_wait_for(peer: Peer, awaited: Iterable[Awaited]) -> None:
                     "Name your own jobs.",
                     code="not_yours",
                 )
-            if job.ended and not kind.accepts(job.state):
+            if job.ended and not kind.accepts(job.state is JobState.SUCCEEDED):
                 raise CarmaError(
                     f"job {label(job)} has already ended as {job.state}: {kind} can never be met",
                     "Leave the dependency out, or requeue that job first.",

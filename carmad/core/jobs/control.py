@@ -205,7 +205,7 @@ def unmet_dependency(job: Job, ended: Mapping[JobId, JobState]) -> After | None:
     """A dependency of the job that ended the wrong way, if any."""
     for after in job.spec.after:
         state = ended.get(after.job)
-        if state is not None and not after.kind.accepts(state):
+        if state is not None and not after.kind.accepts(state is JobState.SUCCEEDED):
             return after
     return None
 

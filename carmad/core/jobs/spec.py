@@ -9,7 +9,6 @@ from typing import NamedTuple
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate, StageTimes
 from carmad.core.jobs.layout import Layout
-from carmad.core.jobs.states import JobState
 from carmad.options import AUTO_MIB, JobOptions
 
 
@@ -18,9 +17,9 @@ class AfterKind(StrEnum):
     ANY = "afterany"
     NOT_OK = "afternotok"
 
-    def accepts(self, state: JobState) -> bool:
+    def accepts(self, succeeded: bool) -> bool:
         """Whether the dependency is satisfied by a job that ended in `state`."""
-        return self is AfterKind.ANY or (state is JobState.SUCCEEDED) == (self is AfterKind.OK)
+        return self is AfterKind.ANY or succeeded == (self is AfterKind.OK)
 
 
 @dataclass(frozen=True, slots=True)
