@@ -18,7 +18,7 @@ class AfterKind(StrEnum):
     NOT_OK = "afternotok"
 
     def accepts(self, succeeded: bool) -> bool:
-        """Whether the dependency is satisfied by a job that ended in `state`."""
+        """Whether the dependency is satisfied by the end of a job that succeeded, or did not."""
         return self is AfterKind.ANY or succeeded == (self is AfterKind.OK)
 
 
