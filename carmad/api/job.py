@@ -530,7 +530,7 @@ def attempts_out(job: Job) -> list[AttemptOut]:
             "evidence": each.exit.evidence,
             "neighbours": list(each.exit.neighbours),
         }
-        for each in job.past
+        for each in job.ended_attempts
         if each.started_at is not None
     ]
 
