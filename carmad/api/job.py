@@ -476,8 +476,8 @@ def _advice(job: Job) -> str | None:
 
 def attempts_out(job: Job) -> list[AttemptOut]:
     """Those of an ended job that began, in order."""
-    began = (each for each in job.attempts if each.started_at is not None)
-    return [pick(AttemptOut, each) for each in began if each.ended_at is not None and each.exit]
+    began = (each for each in job.ended_attempts if each.started_at is not None)
+    return [pick(AttemptOut, each) for each in began]
 
 
 def _seconds(value: float) -> float:

@@ -113,7 +113,6 @@ def job_row(job: Job) -> Row:
         "ended_at": job.ended_at if job.ended else None,
         "attempt": job.attempt,
         "gpus": ",".join(job.gpus),
-        "cause": job.exit.cause.value if job.exit else None,
         "gpu_seconds": job.usage.gpu_seconds,
         "energy_j": job.usage.energy_j,
         "body": body,

@@ -1,4 +1,4 @@
-"""Jobs as earlier releases wrote them, in databases and journals: translated when they are read."""
+"""What earlier releases wrote, in databases and journals: translated when it is read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from carmad.config import DECLARED_SINCE
 from carmad.core.jobs.attempt import KEPT
 from carmad.core.jobs.states import ENDED, HOLDING, LIVING, NEW
+from carmad.core.rules.share import NOBODY
 
 _FORMER = (
     (b'"grounds":', b'"explanation":'),
@@ -46,6 +48,37 @@ def translate(text: str) -> Body:
         return current_form(from_json(in_current_names(text.encode())))
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no job: {error!r:.200}") from error
+
+
+def begin_in_current_form(told: Body) -> Body:
+    """The core's state at the begin of a journal's segment."""
+    settings = told["settings"]
+    for name in DECLARED_SINCE:
+        if name in settings:
+            settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
+    told["jobs"] = list(map(current_form, told["jobs"]))
+    told["runs"] = list(map(rename_fields, told.get("runs", ())))
+    uids = {job["spec"]["user"]: job["spec"]["uid"] for job in told["jobs"]}
+    for each in (*told["runs"], *told.get("accounts", ())):
+        each.setdefault("uid", uids.get(each["user"], NOBODY))
+    for group, each, uid in (
+        *((job.get("group"), job, job["spec"]["uid"]) for job in told["jobs"]),
+        *((run.get("group"), run, run["uid"]) for run in told["runs"]),
+    ):
+        if group and "-" not in group:  # until it was an account's
+            each["group"] = f"{group}-{uid}"
+    if isinstance(told.get("ranks", {}).get("of", ()), dict):  # by name: they are found anew
+        del told["ranks"]
+    return told
+
+
+def event_in_current_form(body: Body) -> Body:
+    """An event of a journal: a requeue brings a job, a submission the specs of some."""
+    if "job" in body and isinstance(body["job"], dict):
+        body = body | {"job": current_form(body["job"])}
+    if "specs" in body:
+        body = body | {"specs": list(map(rename_fields, body["specs"]))}
+    return body
 
 
 Move = tuple[float, str | None, str, int]  # when, from which state, to which, in which attempt

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from carmad.config import DECLARED_SINCE, Settings
+from carmad.config import Settings
 from carmad.core.gpus.gpu import Drain, Gpu
 from carmad.core.jobs.attempt import GpuId
 from carmad.core.jobs.history import BIN_S, BINS, Past, Submission
@@ -36,12 +36,12 @@ from carmad.core.jobs.tasks import Outcome
 from carmad.core.messages import Event, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.placing.decision import Decision, Failure
 from carmad.core.rules.limits import Limit, Reservation
-from carmad.core.rules.share import NOBODY, Account, Ranks
+from carmad.core.rules.share import Account, Ranks
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
-from carmad.store.former import current_form, in_current_names, rename_fields
+from carmad.store.former import begin_in_current_form, event_in_current_form, in_current_names
 
 T = TypeVar("T")
 
@@ -314,24 +314,7 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
 
 
 def _begin(told: Any) -> Begin:
-    settings = told["settings"]
-    for name in DECLARED_SINCE:
-        if name in settings:
-            settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
-    told["jobs"] = list(map(current_form, told["jobs"]))
-    told["runs"] = list(map(rename_fields, told.get("runs", ())))
-    uids = {job["spec"]["user"]: job["spec"]["uid"] for job in told["jobs"]}
-    for each in (*told["runs"], *told.get("accounts", ())):
-        each.setdefault("uid", uids.get(each["user"], NOBODY))
-    for group, each, uid in (
-        *((job.get("group"), job, job["spec"]["uid"]) for job in told["jobs"]),
-        *((run.get("group"), run, run["uid"]) for run in told["runs"]),
-    ):
-        if group and "-" not in group:  # until it was an account's
-            each["group"] = f"{group}-{uid}"
-    if isinstance(told.get("ranks", {}).get("of", ()), dict):  # by name: they are found anew
-        del told["ranks"]
-    begin: Begin = _adapter(Begin).validate_python(told)
+    begin: Begin = _adapter(Begin).validate_python(begin_in_current_form(told))
     return begin
 
 
@@ -410,11 +393,7 @@ def _decode(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> 
 
 
 def _event(kind: str, body: Any) -> Event:
-    if kind == RequeueRequested.__name__:
-        body = body | {"job": current_form(body["job"])}
-    elif kind == Submitted.__name__:
-        body = body | {"specs": list(map(rename_fields, body["specs"]))}
-    event: Event = _adapter(_EVENTS[kind]).validate_python(body)
+    event: Event = _adapter(_EVENTS[kind]).validate_python(event_in_current_form(body))
     return event
 
 

@@ -44,7 +44,6 @@ JOBS = Table(
     Column("ended_at", Float),  # null unless the job has ended
     Column("attempt", Integer, nullable=False),
     Column("gpus", Text, nullable=False),  # ids, separated by commas
-    Column("cause", Text),
     Column("gpu_seconds", Float, nullable=False),
     Column("energy_j", Float, nullable=False),
     Column("body", Text, nullable=False),

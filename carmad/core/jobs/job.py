@@ -266,7 +266,7 @@ class Job:
         return (*self.earlier, its) if (its := self.status.attempt) else self.earlier
 
     @property
-    def past(self) -> tuple[EndedAttempt, ...]:
+    def ended_attempts(self) -> tuple[EndedAttempt, ...]:
         """Those of them that are over."""
         its = self.status.attempt
         return (*self.earlier, its) if isinstance(its, EndedAttempt) else self.earlier

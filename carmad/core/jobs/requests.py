@@ -132,7 +132,7 @@ def on_requeue_requested(state: State, event: RequeueRequested) -> None:
     again = advance(
         job,
         Waiting(JobState.QUEUED if estimate else JobState.PENDING),
-        earlier=job.past,
+        earlier=job.ended_attempts,
         estimate=estimate,
         doubted=doubted,
         retry=None,

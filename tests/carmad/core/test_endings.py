@@ -264,4 +264,6 @@ def test_the_attempt_that_a_job_ended_with_is_not_told_by_the_clock(job: Job, ho
     assert (job.current is not None) is holds
     assert job.gpus == ((GPU,) if holds else ())
     assert job.started_at == (1.0 if holds else None)
-    assert len(job.failures) == (0 if holds or job.requeued_after or job.past[0].stop else 1)
+    assert len(job.failures) == (
+        0 if holds or job.requeued_after or job.ended_attempts[0].stop else 1
+    )

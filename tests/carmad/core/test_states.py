@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from carma_testing.builders import a_job
+from carmad.core.gpus.sharing import summarize
 from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, Suspension
 from carmad.core.jobs.job import (
     IllegalTransition,
@@ -35,6 +38,7 @@ from carmad.core.jobs.states import (
 from carmad.store import codec
 
 GPU = GpuId("GPU-1")
+CANCELLED: Literal[JobState.CANCELLED] = JobState.CANCELLED
 EXIT = Exit(Cause.FAILURE, 1, tail=("it failed",))
 GONE = Suspension(5.0, "for others", (GPU,), "A100", "local", 900, 900)
 SHAPES: dict[JobState, type[Status]] = {  # type: ignore[valid-type]
@@ -69,7 +73,7 @@ def moved(job: Job, to: JobState) -> Job:
         return over(job, to, EXIT, 9.0)  # type: ignore[arg-type]
     if job.lives:
         return requeue(job, to, EXIT, 9.0)  # type: ignore[arg-type]
-    return advance(job, Waiting(to), earlier=job.past)  # type: ignore[arg-type]
+    return advance(job, Waiting(to), earlier=job.ended_attempts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("before", "after"), MOVES)
@@ -81,7 +85,10 @@ def test_every_transition_leads_to_the_shape_of_a_state(before: JobState, after:
     assert [each.number for each in new.attempts] == [*range(1, begun + 1)], "none is lost"
     assert new.lives == (after in LIVING) == bool(new.current and not new.ended)
     assert new.attempt == begun
-    assert all(each.exit for each in new.past) and len(new.past) == begun - new.lives
+    assert (
+        all(each.exit for each in new.ended_attempts)
+        and len(new.ended_attempts) == begun - new.lives
+    )
     assert (new.exit, new.ended_at) == ((EXIT, 9.0) if after in ENDED else (None, None))
     assert codec.decode_job(codec.encode_job(new)) == new
 
@@ -114,3 +121,37 @@ IMPOSSIBLE: list[Callable[[], object]] = [
 def test_an_impossible_job_cannot_be_written(write: Callable[[], object]) -> None:
     with pytest.raises((TypeError, ValueError)):
         write()
+
+
+def in_former_form(job: Job) -> str:
+    """Its JSON when its state was a word, and its current attempt had to be recognized."""
+    body = json.loads(codec.encode_job(job))
+    status, earlier = body.pop("status"), body.pop("earlier")
+    its = status.pop("attempt", None)
+    of_attempt = {name: status.pop(name) for name in ("stop", "suspension") if name in status}
+    attempts = [*earlier, its | of_attempt] if its else earlier
+    return json.dumps(body | {"exit": None, "ended_at": None} | status | {"attempts": attempts})
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_every_state_is_read_from_the_former_form(state: JobState) -> None:
+    job = a_job_in(state)
+    if state is JobState.CANCELLED:  # the attempt that was cancelled is the one it ended with
+        job = over(stopping(a_job_in(JobState.RUNNING), Cause.CANCELLED), state, EXIT, 9.0)
+    assert codec.decode_job(in_former_form(job)) == job
+    assert codec.decode_summary(in_former_form(job)) == summarize(job)
+
+
+def test_of_the_former_form_a_job_cancelled_in_line_is_known() -> None:
+    job = over(
+        requeue(a_job_in(JobState.RUNNING), JobState.QUEUED, EXIT, 8.0), CANCELLED, EXIT, 9.0
+    )
+    assert codec.decode_job(in_former_form(job)) == job and job.current is None
+
+
+@pytest.mark.parametrize("state", sorted(LIVING))
+def test_a_former_row_that_cannot_be_is_damaged(state: JobState) -> None:
+    """It has no attempt: then it is made from the row's columns."""
+    body = json.loads(in_former_form(a_job_in(state)))
+    with pytest.raises(ValueError, match="attempt|Attempt"):
+        codec.decode_job(json.dumps(body | {"attempts": []}))

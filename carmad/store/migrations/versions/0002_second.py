@@ -42,6 +42,7 @@ def upgrade() -> None:
         sa.Column("words", sa.Text(), nullable=False, server_default=""),
     ):
         op.add_column("jobs", column)
+    op.drop_column("jobs", "cause")
     op.execute("UPDATE jobs SET words = lower(id || ' ' || name)")
     op.create_index(
         "ix_jobs_search",
