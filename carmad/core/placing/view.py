@@ -33,13 +33,6 @@ from carmad.core.jobs.states import Active, JobState
 from carmad.core.placing.decision import Proposal, Reason, Verdict
 from carmad.learning.models import Model
 
-TYPE_CHECKING = False
-
-
-if TYPE_CHECKING:
-    from carmad.core.gpus.gpuview import NodeView
-
-
 PASSING = frozenset({"first_kernel", "settling", "resuming"})  # over soon, whatever people do
 
 

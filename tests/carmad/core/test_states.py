@@ -153,5 +153,5 @@ def test_of_the_former_form_a_job_cancelled_in_line_is_known() -> None:
 def test_a_former_row_that_cannot_be_is_damaged(state: JobState) -> None:
     """It has no attempt: then it is made from the row's columns."""
     body = json.loads(in_former_form(a_job_in(state)))
-    with pytest.raises(ValueError, match="attempt|Attempt"):
+    with pytest.raises(ValueError, match=r"attempt|Attempt"):
         codec.decode_job(json.dumps(body | {"attempts": []}))
