@@ -86,10 +86,7 @@ class State:
         self.begin_step()
 
     def take_up(
-        self,
-        jobs: Iterable[Job],
-        ended: Iterable[Outcome] = (),
-        last_placed: GpuId | None = None,
+        self, jobs: Iterable[Job], ended: Iterable[Outcome] = (), last_placed: GpuId | None = None
     ) -> None:
         """These are the jobs from now on."""
         self.ledger = Ledger(self.order, jobs, ended, self.standing)
@@ -116,6 +113,10 @@ class State:
         stopped = stopping(job, cause)
         self.ledger.put(stopped)
         self.actions.append(Stop(stopped))
+
+    def named(self, first: JobId, more: int) -> list[Job]:
+        """Of this job and so many whose ids follow its own, those that have not ended."""
+        return self.ledger.jobs.parts(range(first, first + 1 + more))
 
     # -- the places in line
 

@@ -176,7 +176,7 @@ def _with_overrun(state: State, job: Job) -> Job:
 def _with_profile(state: State, job: Job) -> Job:
     """Profile a job that has run alone long enough, even without a profiling run."""
     missing = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
-    due = missing and knowledge.is_profile_due(state, job)
+    due = missing and state.profiler.seconds(job) >= state.settings.profiling.run_s
     return knowledge.with_profile(state, job) if due else job
 
 

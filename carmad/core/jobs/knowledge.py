@@ -91,10 +91,6 @@ def _with_news(state: State, job: Job, now: float) -> Job:
     return new
 
 
-def is_profile_due(state: State, job: Job) -> bool:
-    return state.profiler.seconds(job) >= state.settings.profiling.run_s
-
-
 def with_profile(state: State, job: Job) -> Job:
     if job.profiled:
         return job

@@ -70,7 +70,7 @@ def on_adopted(state: State, event: Adopted) -> None:
 
 def on_cancel_requested(state: State, event: CancelRequested) -> None:
     exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
-    for job in _parts(state, event):
+    for job in state.named(event.job, event.more):
         if not control.cancel(job).acts:
             continue
         if job.lives:
@@ -80,19 +80,15 @@ def on_cancel_requested(state: State, event: CancelRequested) -> None:
 
 
 def on_hold_requested(state: State, event: HoldRequested) -> None:
-    for job in _parts(state, event):
+    for job in state.named(event.job, event.more):
         if control.hold(job, event.held).acts:
             barred = job.barred if event.held else ""
             state.ledger.put(replace(job, held=event.held, barred=barred))
 
 
 def on_update_requested(state: State, event: UpdateRequested) -> None:
-    for job in _parts(state, event):
+    for job in state.named(event.job, event.more):
         _update(state, job, event)
-
-
-def _parts(state: State, event: CancelRequested | HoldRequested | UpdateRequested) -> list[Job]:
-    return state.ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
 
 
 def _update(state: State, job: Job, event: UpdateRequested) -> None:

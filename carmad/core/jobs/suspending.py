@@ -135,7 +135,7 @@ def make_room(state: State, mib: int, whose: str, now: float) -> None:
 
 
 def on_suspend_requested(state: State, event: SuspendRequested) -> None:
-    for job in _parts(state, event):
+    for job in state.named(event.job, event.more):
         if not control.suspend(job, refusal(state, job, event.at, asked=True)).acts:
             continue
         if job.state is JobState.RUNNING:
@@ -146,7 +146,7 @@ def on_suspend_requested(state: State, event: SuspendRequested) -> None:
 
 
 def on_resume_requested(state: State, event: ResumeRequested) -> None:
-    for job in _parts(state, event):
+    for job in state.named(event.job, event.more):
         if control.resume(job).acts:
             state.ledger.put(_with_hold(job, False, event.at))
 
@@ -164,10 +164,6 @@ def empty_gpu(state: State, event: DrainRequested) -> None:
     for job in state.ledger.residents(event.gpu):
         if state.settings.suspend.moves and not refusal(state, job, event.at):
             suspend(state, job, why, event.at)
-
-
-def _parts(state: State, event: SuspendRequested | ResumeRequested) -> list[Job]:
-    return state.ledger.jobs.parts(range(event.job, event.job + 1 + event.more))
 
 
 # -- what came of it
