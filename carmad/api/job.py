@@ -396,7 +396,7 @@ class Jobs:
 
     def _memory(self, job: Job) -> MemoryOut:
         estimate = job.estimate
-        limits = job.memory_limits if job.holds_gpus else ()
+        limits = job.current.memory_limits if job.holds_gpus else ()
         out: MemoryOut = {
             "declared_mib": job.spec.memory_mib,
             "estimate_mib": estimate.mib if estimate else None,

@@ -89,7 +89,7 @@ def label(job: Job | JobSummary) -> str:
 
 def summarize(job: Job, usage: Usage | None = None) -> JobSummary:
     """`usage`: newer than the job's own."""
-    spec, its = job.spec, job.current
+    spec, its = job.spec, job.status.attempt
     return JobSummary(
         id=job.id,
         spec=SpecSummary(spec.user, spec.uid, spec.name, spec.array, spec.begin_at),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec, changed
-from carma_testing.builders import a_job
 from carmad.core.jobs.attempt import GpuId, JobId, ProfilingRun
 from carmad.core.jobs.findings import Indicator, Prediction, Profile
 from carmad.core.jobs.job import Job

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec, changed
-from carma_testing.builders import a_job
 from carmad.config import Settings
 from carmad.core.gpus.slowdown import beside
 from carmad.core.jobs.attempt import GpuId, JobId
