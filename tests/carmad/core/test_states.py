@@ -10,7 +10,6 @@ from typing import Literal
 import pytest
 
 from carma_testing.builders import a_job
-from carmad.core.gpus.sharing import summarize
 from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, Suspension
 from carmad.core.jobs.job import (
     IllegalTransition,
@@ -138,7 +137,7 @@ def test_every_state_is_read_from_the_former_form(state: JobState) -> None:
     if state is JobState.CANCELLED:  # the attempt that was cancelled is the one it ended with
         job = over(stopping(a_job_in(JobState.RUNNING), Cause.CANCELLED), state, EXIT, 9.0)
     assert codec.decode_job(in_former_form(job)) == job
-    assert codec.decode_summary(in_former_form(job)) == summarize(job)
+    assert codec.decode_summary(in_former_form(job)) == codec.decode_summary(codec.encode_job(job))
 
 
 def test_of_the_former_form_a_job_cancelled_in_line_is_known() -> None:
