@@ -47,7 +47,7 @@ SHAPES: dict[JobState, type[Status]] = {  # type: ignore[valid-type]
     JobState.STOPPING: Stopping,
     **dict.fromkeys(ENDED, Over),
 }
-MOVES = [(before, after) for before, every in TRANSITIONS.items() for after in sorted(every)]
+MOVES = sorted((before, after) for before, every in TRANSITIONS.items() for after in every)
 
 
 def a_job_in(state: JobState) -> Job:
