@@ -105,7 +105,7 @@ def _keep_for(
         return Kept(head.id, -math.inf, rules.without(soon, view.now), None), (), ()
 
     def lasts(job: Job) -> Left:
-        return exactly(0.0) if job.filler else left(job, view.now)
+        return exactly(0.0) if job.current.filler else left(job, view.now)
 
     promise = rules.promise(head, view, lasts, can_share=True)
     if promise is None:

@@ -148,7 +148,7 @@ def demotion_at(job: Job) -> float:
         return -math.inf
     if waits or job.started_at is None:
         return math.inf
-    return job.started_at + job.suspended_s + limit_s - job.served_s
+    return job.started_at + job.current.suspended_s + limit_s - job.served_s
 
 
 # -- of a GPU

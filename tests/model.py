@@ -631,7 +631,7 @@ class Model:
             if not self.hands:
                 assert self.limits.get((id, number), ()) == job.memory_limits
         for gpu in GPUS:
-            limits = [each for job in live.values() for each in job.memory_limits]
+            limits = [each for job in live.values() for each in job.current.memory_limits]
             its = sum(each.guaranteed_mib for each in limits if each.gpu == gpu.id)
             assert its <= gpu.memory_mib, "more is guaranteed than there is"
 

@@ -395,7 +395,7 @@ def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list
 
 
 def _least(job: Job, limit: str) -> int | None:
-    found = [getattr(its, limit) for its in job.memory_limits] if job.holds_gpus else []
+    found = [getattr(its, limit) for its in job.current.memory_limits] if job.holds_gpus else []
     return min((mib for mib in found if mib is not None), default=None) or None
 
 

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from carmad.api.advice import AdviceOut
 from carmad.api.wire import SCHEMA, stamp
 from carmad.core.gpus.gpu import Gpu
-from carmad.core.gpus.sharing import JobSummary, Overlaps, Stay, label, overlaps
+from carmad.core.gpus.sharing import Overlaps, Seen, Stay, first_started_at, label, overlaps
 from carmad.core.gpus.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
 from carmad.core.jobs.attempt import Cause, GpuId, JobId
 from carmad.core.jobs.findings import Profile
@@ -30,7 +30,7 @@ IDLE = 0.05  # SM activity below which a GPU is hardly used
 IDLE_HOURS = 1.0  # GPU-hours that a job must have held to be listed as idle
 MEASURED = 0.5  # of a job's GPU time, for its activity to count
 
-Why = Callable[[JobSummary], str]  # the main reason why a job waited
+Why = Callable[[Seen], str]  # the main reason why a job waited
 Profiles = Callable[[Collection[JobId]], Mapping[JobId, Profile]]
 
 
@@ -161,15 +161,15 @@ class Server:
     model: Boosted | None = None  # of interference, trained here
     profiles: Profiles = lambda ids: {}
 
-    def memory_mib(self, job: JobSummary) -> int | None:
+    def memory_mib(self, job: Seen) -> int | None:
         here = self._first(job)
         return here.memory_mib if here else None
 
-    def kind(self, job: JobSummary) -> str:
+    def kind(self, job: Seen) -> str:
         here = self._first(job)
         return here.name if here else ""
 
-    def _first(self, job: JobSummary) -> Gpu | None:
+    def _first(self, job: Seen) -> Gpu | None:
         gpus = (gpu for each in job.attempts for gpu in each.gpus[:1] if gpu in self.gpus)
         return next((self.gpus[gpu] for gpu in gpus), None)
 
@@ -178,13 +178,13 @@ class Server:
 class Entry:
     """A job that held GPUs in the period."""
 
-    job: JobSummary
+    job: Seen
     stays: Sequence[Stay]
     receipt: Receipt
 
 
 def report_out(
-    jobs: Iterable[JobSummary], period: Period, server: Server, why: Why, user: Owner | None = None
+    jobs: Iterable[Seen], period: Period, server: Server, why: Why, user: Owner | None = None
 ) -> ReportOut:
     """Everything but the external processes. `jobs`: all that were there in the period, and
     possibly others. `user`: the reader; None: an administrator."""
@@ -212,7 +212,7 @@ def report_out(
 
 
 def _entries(
-    jobs: Sequence[JobSummary], seen: Overlaps, server: Server, period: Period
+    jobs: Sequence[Seen], seen: Overlaps, server: Server, period: Period
 ) -> Iterator[Entry]:
     known = knowledge(jobs, seen, server, period.since)
     for job in jobs:
@@ -222,18 +222,18 @@ def _entries(
 
 
 def knowledge(
-    jobs: Iterable[JobSummary],
+    jobs: Iterable[Seen],
     seen: Overlaps,
     server: Server,
     since: float,
-    runs: Iterable[JobSummary] = (),
+    runs: Iterable[Seen] = (),
 ) -> Basis:
     """`since`: from when on all jobs are known. `runs`: further ones, which never shared."""
     listed = {job.id: job for job in jobs}
     shared = [id for id, stays in seen.stays.items() if any(each.shared_s for each in stays)]
     alone: dict[tuple[str, str], list[float]] = defaultdict(list)
     for job in listed.values():
-        stays, began_at = seen.stays.get(job.id, ()), job.first_started_at
+        stays, began_at = seen.stays.get(job.id, ()), first_started_at(job)
         whole = began_at is not None and began_at >= since
         if job.state is JobState.SUCCEEDED and whole and not any(s.shared_s for s in stays):
             alone[job.group, server.kind(job)].append(work_s(stays))
@@ -320,7 +320,7 @@ def _sharing(entries: Iterable[Entry], seen: Overlaps) -> SharingReportOut:
     }
 
 
-def _estimates(jobs: Iterable[JobSummary], period: Period) -> Iterator[EstimateReportOut]:
+def _estimates(jobs: Iterable[Seen], period: Period) -> Iterator[EstimateReportOut]:
     """Of jobs that ended well in the period, by whose estimate it was."""
     found: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
@@ -337,12 +337,12 @@ def _estimates(jobs: Iterable[JobSummary], period: Period) -> Iterator[EstimateR
         }
 
 
-def _ends_in(job: JobSummary, period: Period) -> bool:
+def _ends_in(job: Seen, period: Period) -> bool:
     ended_at = job.attempts[-1].ended_at if job.attempts else None
     return ended_at is not None and period.since <= ended_at < period.until
 
 
-def _ooms(jobs: Iterable[JobSummary], period: Period) -> OomReportOut:
+def _ooms(jobs: Iterable[Seen], period: Period) -> OomReportOut:
     found: OomReportOut = {"crashes": 0, "jobs": 0, "saved": 0, "waiting": 0}
     for job in jobs:
         crashes = sum(
@@ -360,11 +360,11 @@ def _ooms(jobs: Iterable[JobSummary], period: Period) -> OomReportOut:
     return found
 
 
-def _waits(jobs: Iterable[JobSummary], period: Period, why: Why) -> list[WaitReportOut]:
+def _waits(jobs: Iterable[Seen], period: Period, why: Why) -> list[WaitReportOut]:
     """The longest that ended in the period, or had not ended at its end; of an array, one."""
-    found: dict[tuple[bool, int], tuple[float, JobSummary, bool]] = {}
+    found: dict[tuple[bool, int], tuple[float, Seen, bool]] = {}
     for job in jobs:
-        start, array = job.first_started_at, job.spec.array
+        start, array = first_started_at(job), job.spec.array
         if start is None and job.state in ENDED:
             continue
         end = period.until if start is None or start >= period.until else start
@@ -398,7 +398,7 @@ def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
     return sorted(found, key=lambda row: (-row["gpu_hours"], row["id"]))[:LONGEST]
 
 
-def _who(job: JobSummary) -> JobNameOut:
+def _who(job: Seen) -> JobNameOut:
     return {"id": job.id, "label": label(job), "user": job.spec.user, "name": job.spec.name}
 
 

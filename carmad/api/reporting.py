@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from carmad.api.advice import AdviceOut
 from carmad.api.reasons import short
@@ -17,7 +18,7 @@ from carmad.api.report import (
     report_out,
 )
 from carmad.api.wire import stamp
-from carmad.core.gpus.sharing import JobSummary, overlaps, summarize
+from carmad.core.gpus.sharing import Seen, first_started_at, overlaps
 from carmad.core.gpus.slowdown import MODEL, receipt
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Profile
@@ -49,7 +50,7 @@ def report(
             "the period is empty", "Give a start that is in the past and before the end."
         )
 
-    def why(job: JobSummary) -> str:
+    def why(job: Seen) -> str:
         return longest_wait_reason(store.decisions(job.id, DECISIONS), scene.now)
 
     began = store.known_from()
@@ -67,13 +68,13 @@ def report(
 
 def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     """Over the job's whole run so far. None: it has not begun."""
-    own = summarize(job, scene.usage.get(job.id))
-    since = own.first_started_at
+    own = replace(job, usage=scene.usage.get(job.id, job.usage))
+    since = first_started_at(own)
     if since is None:
         return None
     until = scene.now if job.ended_at is None else job.ended_at
     shares = any(each.shared for each in own.attempts)
-    jobs = list(_there(store, scene, since, until)) if shares else [own]
+    jobs: list[Seen] = list(_there(store, scene, since, until)) if shares else [own]
     alike = store.alike(job.spec.owner, job.group) if shares else []
     alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
     seen = overlaps(jobs, since, until, scene.now)
@@ -99,10 +100,12 @@ def longest_wait_reason(decisions: Iterable[Decision], now: float) -> str:
     return short(max(lasted.values(), key=lambda each: each[0])[1]) if lasted else ""
 
 
-def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[JobSummary]:
+def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[Seen]:
     """Those that have ended, and those that have not. Raises CarmaError if they are too many."""
     live = [
-        summarize(job, scene.usage.get(id)) for id, job in scene.live.rows.items() if job.spec.gpus
+        replace(job, usage=scene.usage.get(id, job.usage))
+        for id, job in scene.live.rows.items()
+        if job.spec.gpus
     ]
     yield from (job for job in live if job.submitted_at < until)
     for count, job in enumerate(store.summaries(since, until)):

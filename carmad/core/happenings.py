@@ -101,9 +101,9 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
     if old.held != job.held:
         kind = Kind.HELD if job.held else Kind.RELEASED
         yield Happening(at, kind, job, count=job.tasks)
-    if job.idle and not old.idle:
+    if job.current.idle and not old.current.idle:
         yield Happening(at, Kind.IDLE, job)
-    if _is_nearing(job) and not _is_nearing(old):
+    if job.current.nearing and not old.current.nearing:
         yield Happening(at, Kind.LIMIT80, job)
     for note in job.notes:
         if note.startswith(promises.BROKE) and note not in old.notes:
@@ -129,10 +129,6 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
             yield Happening(at, Kind.REQUEUED, job, count=job.tasks)
         case _ if job.exit:
             yield Happening(at, Kind.ENDED, job, cause=job.exit.cause, count=job.tasks)
-
-
-def _is_nearing(job: Job) -> bool:
-    return job.current is not None and job.current.nearing
 
 
 def notices(happening: Happening) -> tuple[str, ...]:

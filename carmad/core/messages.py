@@ -411,7 +411,7 @@ Action = EstimateMemory | Launch | Signal | Stop | Suspend | Resume | LimitMemor
 
 def due_actions(job: Job) -> Iterator[Action]:
     """The actions a job's state calls for. Performing them twice must be harmless."""
-    if job.lives and job.memory_limits:
+    if job.lives and job.current.memory_limits:
         yield LimitMemory(job)
     match job.state:
         case JobState.STARTING:
@@ -422,7 +422,7 @@ def due_actions(job: Job) -> Iterator[Action]:
             yield Suspend(job)
         case JobState.RESUMING:
             yield Resume(job)
-        case JobState.RUNNING if job.current and job.current.warned and job.spec.warn:
+        case JobState.RUNNING if job.current.warned and job.spec.warn:
             yield Signal(job, job.spec.warn.signum)
     if job.awaits_estimate:
         yield EstimateMemory(job)

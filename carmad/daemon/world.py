@@ -419,7 +419,7 @@ class DaemonWorld(Follower):
             timer.start()
             return
         cgroup = self._launcher.cgroup(job) if self._limiter.by_cgroup else None
-        if why := self._limiter.limit(self._launcher.name(job), cgroup, job.memory_limits):
+        if why := self._limiter.limit(self._launcher.name(job), cgroup, job.current.memory_limits):
             self._refuse(job.id, f"its GPU memory is not guaranteed: {why}")
 
     def _forget_limits(self, job: Job) -> None:
@@ -571,7 +571,7 @@ class DaemonWorld(Follower):
             some = "1 process" if facts.background == 1 else f"{facts.background} processes"
             self._notice(job.id, BACKGROUND.format(some))
         until = facts.main_ended_at or facts.ended_at
-        limits = limited.memory_limits if (limited := self._limited.get(job.id)) else ()
+        limits = limited.current.memory_limits if (limited := self._limited.get(job.id)) else ()
         full = self._evidence.full_gpu((job.id, job.attempt), until, limits)
         exit = exit_of(job, facts, self._describe(full) if full else "")
         self._report(job, exit, facts.ended_at, facts.cause)

@@ -237,7 +237,7 @@ class Counts(Follower):
                 self._count(declared.SUSPENSIONS)
             case Kind.ENDED:
                 self._count(declared.ENDED, job.state.value, by=happening.count)
-                if job.current and job.exit:
+                if job.status.attempt and job.exit:
                     self._attempt(job.exit.cause, GIVEN_UP)
                 if job.state is JobState.SUCCEEDED:
                     self._count_success(job)

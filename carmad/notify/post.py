@@ -196,7 +196,7 @@ class Post(Follower):
     # -- in the core's thread
 
     def on_commit(self, step: Step) -> None:
-        if any(job.spec.notify or job.idle for job in step.jobs):
+        if any(job.spec.notify or job.current.idle for job in step.jobs):
             self._news.set()
 
     def on_happenings(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:

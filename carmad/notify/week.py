@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum
 
-from carmad.core.gpus.sharing import label, overlaps, summarize
+from carmad.core.gpus.sharing import label, overlaps
 from carmad.core.jobs.job import Job
 from carmad.core.rules.promises import advice_of
 from carmad.notify.letters import MOST_LINE, Letter
@@ -60,7 +60,7 @@ def letter_of(
 
 def _parts(jobs: Iterable[Job], since: float, until: float, now: float) -> Iterator[Part]:
     for job in jobs:
-        stays = overlaps([summarize(job)], since, until, now).stays.get(job.id, ())
+        stays = overlaps([job], since, until, now).stays.get(job.id, ())
         gpus = [len(each.attempt.gpus) for each in stays]
         held_s = fsum(each.held_s * n for each, n in zip(stays, gpus, strict=True))
         if held_s <= 0:

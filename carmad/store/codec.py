@@ -155,7 +155,7 @@ def moves(step: Step, states: dict[JobId, str]) -> Iterator[Row]:
 
 def notice_rows(step: Step) -> Iterator[Row]:
     """What the owners of the step's jobs have asked to be told of."""
-    if not any(job.spec.notify or job.idle for job in step.jobs):
+    if not any(job.spec.notify or job.current.idle for job in step.jobs):
         return
     for each in happenings(step):
         if each.job and (asked := notices(each)):

@@ -76,11 +76,11 @@ def changed(job: Job, **changes: Any) -> Job:
     given = {name: changes.pop(name, getattr(job, name)) for name in _OF_STATE}
     new = replace(job, earlier=earlier, **changes)
     last = earlier[-1].number if earlier else 0
-    number = numbered or (job.current.number if job.current else last + 1)
-    before = {name: getattr(job.current, name) for name in _OF_ATTEMPT} if job.current else {}
-    attempt = Attempt(number=number, served_s=served_s, **{"gpus": (), **before, **its})
-    status = _status(given, attempt, bool(its or job.current), job.submitted_at)
-    if isinstance(status, Waiting) and job.current:
+    number = numbered or (job.current.number or last + 1)
+    before = {name: getattr(job.current, name) for name in _OF_ATTEMPT}
+    attempt = Attempt(number=number, served_s=served_s, **before | its)
+    status = _status(given, attempt, bool(its or job.status.attempt), job.submitted_at)
+    if isinstance(status, Waiting) and job.status.attempt:
         exit, ended_at = given["exit"] or Exit(Cause.LOST), given["ended_at"] or job.submitted_at
         earlier = (*earlier, attempt.ended(exit, ended_at, given["stop"]))
     elif isinstance(status, Waiting) and (served_s or (numbered or 0) > last):

@@ -26,7 +26,7 @@ def facts(job: Job) -> tuple[object, ...]:
     return (
         *(job.id, job.spec, job.submitted_at, job.awaits_estimate, job.gpus),
         *(job.estimate, job.retry, job.prediction, job.profile, job.steps, job.stage_times),
-        *(job.started_at, job.served_s, job.suspended_s, job.leaves, job.profiling),
+        *(job.started_at, job.served_s, job.current.suspended_s, job.leaves, job.profiling),
     )
 
 

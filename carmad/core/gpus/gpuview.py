@@ -249,7 +249,7 @@ def settling(
 def computes_since(job: Job, gpu: GpuId) -> float | None:
     """When its first kernel there was seen, or it resumed after that."""
     seen = dict(job.kernels).get(gpu)
-    if seen is not None and job.current and job.current.resumed_at is not None:
+    if seen is not None and job.current.resumed_at is not None:
         return max(seen, job.current.resumed_at)
     return seen
 

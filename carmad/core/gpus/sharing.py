@@ -1,6 +1,7 @@
 """Who was on which GPU with whom, and for how long.
 
-Jobs come as summaries, with only what receipts and reports need of them: a month has 50,000.
+Jobs that have ended come as summaries, with only what receipts and reports need of them: a month
+has 50,000.
 """
 
 from __future__ import annotations
@@ -75,37 +76,18 @@ class JobSummary:
     def attempts(self) -> tuple[AttemptSummary, ...]:
         return (*self.earlier, its) if (its := self.status.attempt) else self.earlier
 
-    @property
-    def first_started_at(self) -> float | None:
-        times = (each.started_at for each in self.attempts)
-        return next((at for at in times if at is not None), None)
+
+Seen = Job | JobSummary
 
 
-def label(job: Job | JobSummary) -> str:
+def first_started_at(job: Seen) -> float | None:
+    return next((each.started_at for each in job.attempts if each.started_at is not None), None)
+
+
+def label(job: Seen) -> str:
     """What people call it: 42, or 42_3 for a task of an array."""
     array = job.spec.array
     return f"{array.array}_{array.index}" if array else str(job.id)
-
-
-def summarize(job: Job, usage: Usage | None = None) -> JobSummary:
-    """`usage`: newer than the job's own."""
-    spec, its = job.spec, job.current
-    return JobSummary(
-        id=job.id,
-        spec=SpecSummary(spec.user, spec.uid, spec.name, spec.array, spec.begin_at),
-        status=StatusSummary(job.state, _attempt(its) if its else None),
-        submitted_at=job.submitted_at,
-        earlier=tuple(map(_attempt, job.earlier)),
-        group=job.group,
-        estimate=job.estimate,
-        usage=usage or job.usage,
-        company=job.company,
-    )
-
-
-def _attempt(its: Attempt) -> AttemptSummary:
-    exit = ExitSummary(its.exit.cause) if its.exit else None
-    return AttemptSummary(its.gpus, its.mode, its.started_at, its.ended_at, its.shared, exit)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +95,7 @@ class Stay:
     """What became of one attempt on its GPUs, in seconds; GPU-seconds where it says so."""
 
     job: JobId
-    attempt: AttemptSummary
+    attempt: Attempt | AttemptSummary
     run_s: float = 0.0
     shared_s: float = 0.0  # with another job on any of its GPUs
     beside: dict[JobId, float] | None = None  # seconds with each that was once the only other
@@ -144,14 +126,15 @@ class Overlaps:
     gpus: dict[GpuId, GpuTime]
 
 
-def overlaps(jobs: Iterable[JobSummary], since: float, until: float, now: float) -> Overlaps:
+def overlaps(jobs: Iterable[Seen], since: float, until: float, now: float) -> Overlaps:
     """Follow the jobs through time. `since` to `until` is the period; `now` ends the stays that
     have not ended. If `jobs` has all that were there in the period, the numbers for the period are
     exact, and so are those for the whole run of a job that began in it."""
     marks: list[tuple[float, int, JobId, int, Stay]] = []
     found: dict[JobId, list[Stay]] = {}
     for job in jobs:
-        for number, each in enumerate(job.attempts):
+        attempts: tuple[Attempt | AttemptSummary, ...] = job.attempts
+        for number, each in enumerate(attempts):
             end = now if each.ended_at is None else each.ended_at
             if each.started_at is not None and each.gpus and each.started_at < end:
                 stay = Stay(job.id, each, since=each.started_at)

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal
 
 from carmad.core.gpus.gpu import Gpu
-from carmad.core.gpus.sharing import JobSummary, Stay, label
+from carmad.core.gpus.sharing import JobSummary, Seen, Stay, first_started_at, label
 from carmad.core.jobs.attempt import Cause, JobId, Mode
 from carmad.core.jobs.findings import Company, Loaded, Profile
 from carmad.core.jobs.history import ENOUGH_RUNS
@@ -108,18 +108,18 @@ class Slowdown:
 class Basis:
     """What slow-downs are found from, besides the job itself."""
 
-    jobs: Mapping[JobId, JobSummary]  # its neighbours
+    jobs: Mapping[JobId, Seen]  # its neighbours
     since: float  # from when on all neighbours are known
     # How long runs of the same job took that never shared.
-    runs_s: Callable[[JobSummary], Sequence[float]]
-    memory_mib: Callable[[JobSummary], int | None]  # of a job's GPUs
+    runs_s: Callable[[Seen], Sequence[float]]
+    memory_mib: Callable[[Seen], int | None]  # of a job's GPUs
     model: Boosted | None = None  # trained here, on what jobs reported
     profiles: Mapping[JobId, Profile] = field(default_factory=dict)  # for the model
 
 
-def slowdown(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
+def slowdown(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
     """How much sharing slowed a job that shared; None: unknown."""
-    if job.alone_s is not None:
+    if isinstance(job, JobSummary) and job.alone_s is not None:
         return _against(stays, [job.alone_s], "simulation")
     return _by_steps(job, stays) or _by_runs(job, stays, basis) or _by_model(job, stays, basis)
 
@@ -137,8 +137,8 @@ def _effective(stays: Sequence[Stay]) -> Iterable[Stay]:
             yield each
 
 
-def _by_runs(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
-    began_at = job.first_started_at
+def _by_runs(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
+    began_at = first_started_at(job)
     if job.state is not JobState.SUCCEEDED or began_at is None or began_at < basis.since:
         return None
     runs = basis.runs_s(job)
@@ -158,12 +158,12 @@ def _against(stays: Sequence[Stay], runs: Sequence[float], source: Source) -> Sl
     return Slowdown(ratio, low, high, source, len(runs))
 
 
-def _by_steps(job: JobSummary, stays: Sequence[Stay]) -> Slowdown | None:
+def _by_steps(job: Seen, stays: Sequence[Stay]) -> Slowdown | None:
     ratios = {JobId(each.neighbour): max(1.0, each.ratio) for each in job.company}
     return _over(stays, ratios, "steps", error=0.0)
 
 
-def _by_model(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
+def _by_model(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
     model = basis.model
     if model is None:
         return None
@@ -180,7 +180,7 @@ def _by_model(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Slowdown 
     return _over(stays, ratios, "model", error)
 
 
-def _load(job: JobSummary, basis: Basis) -> Loaded | None:
+def _load(job: Seen, basis: Basis) -> Loaded | None:
     memory_mib, profile = basis.memory_mib(job), basis.profiles.get(job.id)
     return load(profile, memory_mib) if memory_mib else None
 
@@ -226,7 +226,7 @@ class Receipt:
         return self.held - self.share
 
 
-def receipt(job: JobSummary, stays: Sequence[Stay], basis: Basis) -> Receipt:
+def receipt(job: Seen, stays: Sequence[Stay], basis: Basis) -> Receipt:
     """`stays`: the job's, as `sharing.overlaps` found them."""
     useful = [each for each in stays if not _is_in_vain(each)]
     shared = any(each.shared_s for each in useful)

@@ -192,7 +192,7 @@ def _with_peak(state: State, job: Job) -> Job:
 
 def _curb_idle_jobs(state: State, now: float) -> None:
     for each in tuple(state.ledger.holders.values()):
-        if each.idle and state.idleness.of(each.id) < _first_s(state, each):
+        if each.current.idle and state.idleness.of(each.id) < _first_s(state, each):
             state.ledger.put(each.with_attempt(idle=False))
     for id in state.idleness.lasting(idling.first_s(state.settings.idle)):
         job = state.ledger.holders.get(id)
@@ -224,7 +224,7 @@ def _curb(state: State, job: Job, rung: idling.Rung, then: idling.Rung | None, n
     why = idling.farewell(rung)
     match rung.what:
         case "warn":
-            if not job.idle and (rung.setting != "hung" or _is_awaited(state)):
+            if not job.current.idle and (rung.setting != "hung" or _is_awaited(state)):
                 warned = job.with_attempt(idle=True)
                 state.ledger.put(warned.with_note(idling.warning(job, rung, then)))
         case "suspend":
@@ -255,7 +255,7 @@ def expire(state: State, now: float) -> None:
 
 def _expire(state: State, job: Job, now: float, run_s: float) -> None:
     """Apply what is due for one job."""
-    spec, its, elapsed_s = job.spec, job.current, job.attained_s(now)
+    spec, elapsed_s = job.spec, job.attained_s(now)
     new = _with_untouched(state, job, run_s)
     left_s = math.inf if spec.time_limit_s is None else spec.time_limit_s - elapsed_s
     if left_s <= 0 and not spec.allocation:  # those have been given more time, or are ended
@@ -264,7 +264,7 @@ def _expire(state: State, job: Job, now: float, run_s: float) -> None:
     new = _with_nearing(new, elapsed_s)
     # A signal that comes before the program can catch it would end the job.
     catches = run_s >= min(CATCHES_AFTER_S, left_s)
-    if spec.warn and its and not its.warned and left_s <= spec.warn.before_s and catches:
+    if spec.warn and not job.current.warned and left_s <= spec.warn.before_s and catches:
         new = new.with_attempt(warned=True)
         state.actions.append(Signal(new, spec.warn.signum))
     cause: Cause | None = None
@@ -316,8 +316,8 @@ def _after_profiling(state: State, job: Job, now: float) -> tuple[Job, Cause | N
 
 def _with_nearing(job: Job, elapsed_s: float) -> Job:
     """Marked once 80 % of its time limit have passed, if its owner wants to be notified."""
-    limit_s, its = job.spec.time_limit_s, job.current
-    if limit_s is None or its is None or its.nearing or not job.spec.tells("limit80"):
+    limit_s = job.spec.time_limit_s
+    if limit_s is None or job.current.nearing or not job.spec.tells("limit80"):
         return job
     nearly_s = NEARING * limit_s
     near = job.served_s < nearly_s <= elapsed_s  # else: an earlier attempt may have been marked

@@ -196,6 +196,9 @@ class Attempt:
         )
 
 
+NO_ATTEMPT = Attempt(0, ())  # that of a job which has not started
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedAttempt(Attempt):
     """An attempt that is over."""

@@ -259,7 +259,7 @@ def _over_share(job: Job, mib: int, suspended: Iterable[Job], settings: Settings
 def unfit(job: Job, mib: Mapping[GpuId, int], settings: Settings, now: float) -> str:
     """As `refusal`, if the host had room."""
     its = job.current
-    if its is None or job.state is not JobState.RUNNING:
+    if job.state is not JobState.RUNNING:
         return f"is {job.state}: only a running job can be suspended"
     if why := never(job, settings):
         return why

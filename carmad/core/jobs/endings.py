@@ -199,7 +199,8 @@ def _explain_oom(
 def _met_limit(job: Job, exit: Exit, reading: GpuSample) -> int | None:
     """The job's limit on this GPU, if that is lower than what external processes leave and the job
     wanted more, or the GPU had room for what it wanted. A reading may be a period old."""
-    most_mib = next((its.most_mib for its in job.memory_limits if its.gpu == reading.gpu), None)
+    limits = {its.gpu: its.most_mib for its in job.current.memory_limits}
+    most_mib = limits.get(reading.gpu)
     free_mib = reading.memory_free_mib or 0
     all_mib = free_mib + (reading.memory_used_mib or 0)
     if most_mib is None or most_mib > all_mib - _external_mib(reading) - STEP_MIB:

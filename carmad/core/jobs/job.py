@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carmad.core.jobs.attempt import (
+    NO_ATTEMPT,
     Attempt,
     Cause,
     EndedAttempt,
     Exit,
     GpuId,
     JobId,
-    MemoryLimits,
     Mode,
     ProfilingRun,
     Suspension,
@@ -151,12 +151,9 @@ class Job:
 
     def run_s(self, now: float) -> float:
         """How long its current attempt has run, or ran, while it was not suspended."""
-        its, gone, ended_at = self.status.attempt, self.status.suspension, self.status.ended_at
-        if its is None:
-            return 0.0
-        if gone:
-            now = min(now, gone.at)
-        return its.run_s(now if ended_at is None else ended_at)
+        gone, ended_at = self.status.suspension, self.status.ended_at
+        until = min(now, gone.at) if gone else now
+        return self.current.run_s(until if ended_at is None else ended_at)
 
     def attained_s(self, now: float) -> float:
         """How long it has run so far, in preempted attempts and in the one in progress."""
@@ -166,22 +163,21 @@ class Job:
     def due_at(self) -> float:
         """When it reaches its time limit. Infinite: never, as things are: it is suspended, or its
         attempt is yet to begin."""
-        its, limit_s = self.status.attempt, self.spec.enforced_limit_s
-        began_at = its.started_at if its and self.lives and not self.suspension else None
-        if its is None or began_at is None or limit_s is None:
+        its, limit_s = self.current, self.spec.enforced_limit_s
+        if its.started_at is None or limit_s is None or self.suspension or not self.lives:
             return math.inf
-        return began_at + its.suspended_s + limit_s - its.served_s
+        return its.started_at + its.suspended_s + limit_s - its.served_s
 
-    # -- of its state. `current`, which policies ask for very often, is inlined
+    # -- of its state. `current` is inlined, since policies ask for it very often
 
     @property
     def state(self) -> JobState:
         return self.status.state
 
     @property
-    def current(self) -> Attempt | None:
-        """The attempt in progress, or the one that the job ended with; None while it waits."""
-        return self.status.attempt
+    def current(self) -> Attempt:
+        """The attempt in progress, or the one that the job ended with; else `NO_ATTEMPT`."""
+        return self.status.attempt or NO_ATTEMPT
 
     @property
     def suspension(self) -> Suspension | None:
@@ -209,54 +205,36 @@ class Job:
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:
-        return its.gpus if (its := self.status.attempt) else ()
+        return (self.status.attempt or NO_ATTEMPT).gpus
 
     @property
     def mode(self) -> Mode | None:
-        return its.mode if (its := self.status.attempt) else None
+        return (self.status.attempt or NO_ATTEMPT).mode
 
     @property
     def started_at(self) -> float | None:
         """None: it waits, is yet to begin, or ended before it began."""
-        return its.started_at if (its := self.status.attempt) else None
+        return (self.status.attempt or NO_ATTEMPT).started_at
 
     @property
     def kernels(self) -> tuple[tuple[GpuId, float], ...]:
         """When its first kernel was seen, per GPU."""
-        return its.kernels if (its := self.status.attempt) else ()
+        return (self.status.attempt or NO_ATTEMPT).kernels
 
     @property
     def accumulation(self) -> int:
         """Micro-batches per batch."""
-        return its.accumulation if (its := self.status.attempt) else 1
+        return (self.status.attempt or NO_ATTEMPT).accumulation
 
     @property
     def profiling(self) -> ProfilingRun | None:
         """The current profiling run, if any."""
-        return its.profiling if (its := self.status.attempt) else None
+        return (self.status.attempt or NO_ATTEMPT).profiling
 
     @property
     def shared(self) -> bool:
         """Whether another job was on one of its GPUs."""
-        return its.shared if (its := self.status.attempt) else False
-
-    @property
-    def filler(self) -> bool:
-        """Whether it started before its turn, and leaves when those before it can start."""
-        return its.filler if (its := self.status.attempt) else False
-
-    @property
-    def suspended_s(self) -> float:
-        """For how long it was suspended earlier."""
-        return its.suspended_s if (its := self.status.attempt) else 0.0
-
-    @property
-    def memory_limits(self) -> tuple[MemoryLimits, ...]:
-        return its.memory_limits if (its := self.status.attempt) else ()
-
-    @property
-    def idle(self) -> bool:
-        return its.idle if (its := self.status.attempt) else False
+        return (self.status.attempt or NO_ATTEMPT).shared
 
     # -- of its attempts
 
@@ -373,14 +351,12 @@ def start(job: Job, attempt: Attempt, **changes: Any) -> Job:
 
 def running(job: Job) -> Job:
     """The job, whose first kernel was seen."""
-    assert job.status.attempt
-    return advance(job, Active(JobState.RUNNING, job.status.attempt))
+    return advance(job, Active(JobState.RUNNING, job.current))
 
 
 def stopping(job: Job, cause: Cause) -> Job:
     """The job, asked to stop. One that is already stopping only takes the new cause."""
-    assert job.status.attempt
-    to = Stopping(job.status.attempt, cause, job.suspension)
+    to = Stopping(job.current, cause, job.suspension)
     return replace(job, status=to) if job.state is JobState.STOPPING else advance(job, to)
 
 
@@ -398,8 +374,7 @@ def over(job: Job, state: EndState, exit: Exit, at: float) -> Job:
 
 def _last_attempt(job: Job, exit: Exit, at: float) -> EndedAttempt:
     """The attempt in progress, which is over."""
-    its, gone = job.status.attempt, job.status.suspension
-    assert its
+    its, gone = job.current, job.suspension
     if gone:
         its = replace(its.resumed(gone, at), gpus=its.gpus or gone.gpus)
     return replace(its, profiling=None).ended(exit, at, job.stop)

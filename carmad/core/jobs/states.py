@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Literal
 
 from carmad import states
 from carmad.core.jobs.attempt import Attempt, Cause, EndedAttempt, Exit, Suspension
@@ -64,84 +64,64 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 NewState = Literal[S.PENDING, S.QUEUED]
 EndState = Literal[S.SUCCEEDED, S.FAILED, S.CANCELLED, S.TIMED_OUT, S.OUT_OF_MEMORY]
 
-# -- what a job has in its state. The class variables say what it lacks there, so that it can be
-# asked for in every state
+# -- what a job has in its state
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Its next attempt is yet to begin."""
+class _State:
+    """What a job lacks in its state is None, so that it can be asked for in every state."""
 
-    state: NewState
-    attempt: ClassVar[None] = None
-    suspension: ClassVar[None] = None
-    stop: ClassVar[None] = None
-    exit: ClassVar[None] = None
-    ended_at: ClassVar[None] = None
+    __slots__ = ()
+    attempt: Attempt | None = None
+    suspension: Suspension | None = None
+    exit: Exit | None = None
+    ended_at: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Active:
-    state: Literal[S.STARTING, S.RUNNING]
-    attempt: Attempt
-    suspension: ClassVar[None] = None
-    stop: ClassVar[None] = None
-    exit: ClassVar[None] = None
-    ended_at: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        _expect_in_progress(self.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """Its attempt has no GPUs, or is on its way there or back."""
-
-    state: Literal[S.SUSPENDING, S.SUSPENDED, S.RESUMING]
-    attempt: Attempt
-    suspension: Suspension
-    stop: ClassVar[None] = None
-    exit: ClassVar[None] = None
-    ended_at: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        _expect_in_progress(self.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    attempt: Attempt
-    stop: Cause
-    suspension: Suspension | None = None  # it was paused
-    state: Literal[S.STOPPING] = S.STOPPING
-    exit: ClassVar[None] = None
-    ended_at: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        _expect_in_progress(self.attempt)
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    state: EndState
-    exit: Exit  # that of its attempt
-    ended_at: float
-    attempt: EndedAttempt | None = None  # None: it ended while it waited
-    suspension: ClassVar[None] = None
+    @property
+    def stop(self) -> Cause | None:
+        return self.attempt.stop if isinstance(self.attempt, EndedAttempt) else None
 
     def __post_init__(self) -> None:
         its = self.attempt
         if its and (its.exit, its.ended_at) != (self.exit, self.ended_at):
-            raise ValueError("a job ends as its last attempt does")
-
-    @property
-    def stop(self) -> Cause | None:
-        return self.attempt.stop if self.attempt else None
+            raise ValueError("the attempt of a job is over if, and as, the job is")
 
 
-def _expect_in_progress(attempt: Attempt) -> None:
-    if attempt.exit:
-        raise ValueError("the attempt is over")
+@dataclass(frozen=True, slots=True)
+class Waiting(_State):
+    """Its next attempt is yet to begin."""
+
+    state: NewState
+
+
+@dataclass(frozen=True, slots=True)
+class Active(_State):
+    state: Literal[S.STARTING, S.RUNNING]
+    attempt: Attempt = field()
+
+
+@dataclass(frozen=True, slots=True)
+class Paused(_State):
+    """Its attempt has no GPUs, or is on its way there or back."""
+
+    state: Literal[S.SUSPENDING, S.SUSPENDED, S.RESUMING]
+    attempt: Attempt = field()
+    suspension: Suspension = field()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(_State):
+    attempt: Attempt = field()
+    stop: Cause = field()
+    suspension: Suspension | None = None  # it was paused
+    state: Literal[S.STOPPING] = S.STOPPING
+
+
+@dataclass(frozen=True, slots=True)
+class Over(_State):
+    state: EndState
+    exit: Exit = field()  # that of its attempt
+    ended_at: float = field()
+    attempt: EndedAttempt | None = None  # None: it ended while it waited
 
 
 Status = Waiting | Active | Paused | Stopping | Over

@@ -58,7 +58,6 @@ def suspend(
     """Begin to suspend a job for which there is no `refusal`. `held`: until somebody requests
     that it resumes; `after`, `to`: see `Suspension`."""
     its, holds = job.current, state.fleet.memory_of(job)
-    assert its
     gpus = [state.fleet.gpus[gpu] for gpu in job.gpus]
     nodes = {gpu.node for gpu in gpus}
     node = nodes.pop() if len(nodes) == 1 else ""
@@ -83,7 +82,7 @@ def way_to_preempt(
         fit = room and not unfit(job, state.fleet.memory_of(job), state.settings, now)
         if fit or not refusal(state, job, now):
             return "suspend"
-        begins = job.filler and job.state is JobState.STARTING  # nothing is lost yet
+        begins = job.current.filler and job.state is JobState.STARTING  # nothing is lost yet
         if not begins and not (job.spec.requeue_ok and never(job, state.settings)):
             return None
     in_use = job.state in (JobState.STARTING, JobState.RUNNING)
@@ -220,15 +219,13 @@ def _lose(state: State, job: Job, why: str) -> None:
 
 def _on_gpus(job: Job, now: float) -> Job:
     """The job runs again, or still."""
-    its, gone = job.current, job.suspension
-    assert its and gone
-    return advance(job, Active(JobState.RUNNING, its.resumed(gone, now)))
+    assert job.suspension
+    return advance(job, Active(JobState.RUNNING, job.current.resumed(job.suspension, now)))
 
 
 def _suspended(job: Job) -> Job:
-    its, gone = job.current, job.suspension
-    assert its and gone
-    return advance(job, Paused(JobState.SUSPENDED, replace(its, gpus=()), gone))
+    assert job.suspension
+    return advance(job, Paused(JobState.SUSPENDED, replace(job.current, gpus=()), job.suspension))
 
 
 def _with_hold(job: Job, held: bool, now: float) -> Job:

@@ -172,7 +172,7 @@ def _fillers(state: State, queue: Sequence[Job]) -> dict[JobId, int]:
     """The running fillers, each with how many of these queued jobs are before it."""
     if state.settings.limits.preemption != "suspend":
         return {}
-    fillers = (job for job in state.ledger.on_gpus() if job.filler)
+    fillers = (job for job in state.ledger.on_gpus() if job.current.filler)
     return {job.id: state.ledger.place_among(job, queue) for job in fillers}
 
 
@@ -368,7 +368,6 @@ def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
         placed = job.with_attempt(
             gpus=there, kernels=kernels, shared=shared, filler=placement.filler
         )
-        assert placed.current
         started = advance(placed, Paused(JobState.RESUMING, placed.current, its))
     else:
         new = job.new_attempt(

@@ -86,14 +86,13 @@ def can_fill(job: Job, settings: Settings, now: float) -> bool:
     """Whether the job may start before its turn, as a filler (see `placer`): it is to
     be expected that it can then leave at any time. Jobs of several GPUs mostly talk by NCCL, which
     cannot be locked; one that may not be queued again could not leave before its first kernel."""
-    its = job.current
     return (
         settings.limits.preemption == "suspend"
         and can_be_suspended(job, settings)
         and job.spec.gpus == 1
         and job.spec.requeue
         and not job.spec.interactive
-        and (its is None or len(its.suspended_lately(now)) < settings.suspend.most_per_hour)
+        and len(job.current.suspended_lately(now)) < settings.suspend.most_per_hour
     )
 
 

@@ -82,10 +82,10 @@ def renew_limits(state: State, events: Iterable[Event]) -> list[LimitMemory]:
     lowered, others = list[LimitMemory](), list[LimitMemory]()
     for id, by_gpu in new.items():
         now = state.ledger.jobs.get(id)  # None: it has ended
-        if now and now.lives and (limits := _limits_of(now, by_gpu)) != now.memory_limits:
+        if now and now.lives and (limits := _limits_of(now, by_gpu)) != now.current.memory_limits:
             limited = now.with_attempt(memory_limits=limits)
             state.ledger.put(limited)
-            is_lower = _is_lower(limits, now.memory_limits)
+            is_lower = _is_lower(limits, now.current.memory_limits)
             (lowered if is_lower else others).append(LimitMemory(limited))
     return lowered + others
 
@@ -96,7 +96,7 @@ def _limits_on(state: State, id: GpuId, on: bool) -> list[tuple[Job, MemoryLimit
     if gpu is None:
         return []
     if not (on and gpu.guarantees):
-        return [(job, MemoryLimits(id)) for job in residents if job.memory_limits]
+        return [(job, MemoryLimits(id)) for job in residents if job.current.memory_limits]
     claims = [_claim(state, job, id) for job in residents]
     external_mib = _down(state.fleet.external_mib(id, residents))
     shares = share_out(claims, gpu.memory_mib, external_mib)
@@ -129,7 +129,7 @@ def _held_mib(job: Job, sample: GpuSample) -> int:
 
 def _limits_of(job: Job, new: dict[GpuId, MemoryLimits]) -> tuple[MemoryLimits, ...]:
     """The job's limits with the `new` ones. Those of GPUs that it has left are lifted."""
-    limits = {each.gpu: each for each in job.memory_limits} | new
+    limits = {each.gpu: each for each in job.current.memory_limits} | new
     return tuple(
         each if gpu in job.gpus else MemoryLimits(gpu) for gpu, each in sorted(limits.items())
     )

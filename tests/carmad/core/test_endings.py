@@ -261,7 +261,7 @@ def as_stored(state: JobState, stop: Cause | None, requeued_after: int = 0) -> J
     ],
 )
 def test_the_attempt_that_a_job_ended_with_is_not_told_by_the_clock(job: Job, holds: bool) -> None:
-    assert (job.current is not None) is holds
+    assert bool(job.current.number) is holds
     assert job.gpus == ((GPU,) if holds else ())
     assert job.started_at == (1.0 if holds else None)
     assert len(job.failures) == (

@@ -47,7 +47,7 @@ def test_no_gpu_is_idle_beside_a_job_that_waits_though_nobody_gave_a_time() -> N
     here, _, head = waits_behind_three()
     small = here.submit(memory_mib=4 * GIB)
     here.pass_time(2)
-    assert here.job(small).state is S.STARTING and here.job(small).filler
+    assert here.job(small).state is S.STARTING and here.job(small).current.filler
     (why,) = here.scene.decisions[head].placement.reasons
     assert why.code == "filled"
     grounds = here.scene.decisions[small].placement.explanation
@@ -67,7 +67,9 @@ def test_the_filler_is_suspended_as_soon_as_the_head_can_start_without_it() -> N
     assert suspension and suspension.why == f"job {head} goes first"
     here.pass_time(2)
     assert here.job(small).gpus != (gpu,), "it goes on elsewhere"
-    assert here.job(small).state is S.RUNNING and not here.job(small).filler, "it is its turn"
+    assert here.job(small).state is S.RUNNING and not here.job(small).current.filler, (
+        "it is its turn"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_without_suspension_nobody_fills(settings: Settings) -> None:
     here.submit(memory_mib=36 * GIB)
     small = here.submit(memory_mib=4 * GIB)
     here.pass_time(70)
-    assert not here.job(small).filler
+    assert not here.job(small).current.filler
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_filler_that_has_run_no_kernel_is_queued_again() -> None:
     head = here.submit(gpus=2)
     small = here.submit()
     here.pass_time(2)
-    assert here.job(small).filler and here.job(small).state is S.STARTING
+    assert here.job(small).current.filler and here.job(small).state is S.STARTING
     here.exit(first)
     assert here.job(small).state is S.STOPPING
     here.exit(small, Exit(Cause.FAILURE, signal=15))
@@ -175,7 +177,7 @@ def test_a_first_kernel_is_awaited_for_a_minute_before_others_fill() -> None:
     here.pass_time(58)
     assert here.job(small).state is S.QUEUED, "the head may start in a moment"
     here.pass_time(5)
-    assert here.job(small).filler
+    assert here.job(small).current.filler
     here.run_kernel(small)
     here.run_kernel(first)
     here.pass_time(8)
@@ -189,7 +191,7 @@ def test_a_promise_is_filled_too_by_who_outlasts_it() -> None:
     head = here.submit(gpus=2)
     long, short = here.submit(), here.submit(time_limit_s=600.0)
     here.pass_time(2)
-    assert (here.job(long).filler, here.job(short).state) == (True, S.QUEUED)
+    assert (here.job(long).current.filler, here.job(short).state) == (True, S.QUEUED)
     here.run_kernel(long)
     here.pass_time(1)
     here.exit(first)
@@ -204,12 +206,12 @@ def test_fillers_do_not_put_a_promise_off() -> None:
     head = here.submit(gpus=3)
     long = here.submit()
     here.pass_time(2)
-    assert here.job(long).filler
+    assert here.job(long).current.filler
     (reason,) = here.scene.decisions[head].placement.reasons
     assert reason.code == "promised" and reason.need < 3600.0
     short = here.submit(time_limit_s=600.0)
     here.pass_time(2)
-    assert (here.job(short).state, here.job(short).filler) == (S.STARTING, False)
+    assert (here.job(short).state, here.job(short).current.filler) == (S.STARTING, False)
 
 
 def test_a_filler_gives_way_to_all_before_it_but_not_to_those_behind() -> None:
@@ -229,7 +231,7 @@ def test_a_filler_gives_way_to_all_before_it_but_not_to_those_behind() -> None:
     assert here.job(heads[1]).state is S.STARTING, "the filler has not come before it"
     here.exit(heads[1])
     here.pass_time(2)
-    assert here.job(small).state is S.RUNNING and not here.job(small).filler
+    assert here.job(small).state is S.RUNNING and not here.job(small).current.filler
     here.pass_time(2)
     assert here.job(behind).state is S.QUEUED
 
@@ -249,7 +251,7 @@ def test_a_job_just_resumed_runs_for_a_quantum_and_not_for_longer() -> None:
     here.exit(head)
     here.pass_time(2)
     assert here.job(blocker).state is S.STARTING
-    assert here.job(small).state is S.RUNNING and here.job(small).filler
+    assert here.job(small).state is S.RUNNING and here.job(small).current.filler
     here.exit(blocker)
     here.pass_time(5)
     assert here.job(small).state is S.RUNNING, "it has just resumed"

@@ -126,7 +126,7 @@ def runs(on: FakeServer, promised_mib: int | None, held_mib: int = GIB, **spec: 
 
 
 def limits(on: FakeServer, id: JobId) -> list[tuple[int, int | None]]:
-    return [(each.guaranteed_mib, each.most_mib) for each in on.job(id).memory_limits]
+    return [(each.guaranteed_mib, each.most_mib) for each in on.job(id).current.memory_limits]
 
 
 def limited(actions: Iterable[Action]) -> list[JobId]:
@@ -244,7 +244,7 @@ def test_without_the_setting_or_the_driver_there_are_no_limits() -> None:
 def test_a_job_has_limits_on_each_of_its_gpus() -> None:
     here = server(gpus=2)
     one = runs(here, 12 * GIB, gpus=2)
-    assert here.job(one).memory_limits == tuple(
+    assert here.job(one).current.memory_limits == tuple(
         MemoryLimits(gpu.id, 12 * GIB, CARD) for gpu in here.gpus
     )
 

@@ -93,10 +93,10 @@ def test_an_idle_job_is_warned_and_its_owner_told_unasked() -> None:
 
     server.alive[server.attempt(id)].ran_kernel = True
     server.pass_time(1)
-    assert not server.job(id).idle
+    assert not server.job(id).current.idle
     server.alive[server.attempt(id)].ran_kernel = False
     server.pass_time(199)
-    assert server.job(id).idle, "it is warned anew"
+    assert server.job(id).current.idle, "it is warned anew"
     server.pass_time(1)
     assert server.job(id).stop is Cause.IDLE
     server.exit(id, Exit(Cause.FAILURE, signal=15))
@@ -157,7 +157,7 @@ def test_a_job_without_a_kernel_is_named_after_a_minute_to_all_whom_it_concerns(
     assert f"GPU 0: job {hung} has run no kernel for 1:11: carma why {hung}" in listed_gpus(server)
     server.run_kernel(hung)
     server.pass_time(1)
-    assert server.job(hung).state is S.RUNNING and not server.job(hung).idle
+    assert server.job(hung).state is S.RUNNING and not server.job(hung).current.idle
     assert where(asked_why(server, hung)["job"]) == "0"
     assert "no kernel" not in " ".join(listed_gpus(server))
 
@@ -176,7 +176,7 @@ def test_nobody_is_warned_while_nobody_waits() -> None:
     assert server.job(id).notes == ()
     server.submit()
     server.pass_time(1)
-    assert server.job(id).idle
+    assert server.job(id).current.idle
 
 
 def test_a_job_without_a_kernel_is_ended_where_the_settings_say_so() -> None:
@@ -196,7 +196,7 @@ def test_who_is_left_alone_though_it_has_run_no_kernel() -> None:
         id = server.submit(**spec)
         server.submit()
         server.pass_time(700, period=5.0)
-        assert server.job(id).stop is None and not server.job(id).idle
+        assert server.job(id).stop is None and not server.job(id).current.idle
     server, hung, _ = hang("end 2m", floor_mib=10_000, hung="")
     server.pass_time(200)
     assert server.job(hung).stop is None, "the floor is for jobs that are idle, in any way"
@@ -243,7 +243,7 @@ def test_who_is_left_alone() -> None:
     server = a_server(batch)
     id = stand_still(server, 1_000, memory_mib=30 * GIB)
     server.pass_time(100)
-    assert server.job(id).idle, "others cannot have what it was promised"
+    assert server.job(id).current.idle, "others cannot have what it was promised"
     spec = replace(server.job(id).spec, idle_ok="it waits for the robot")
     server.tell(UpdateRequested(server.now, id, spec, ("idle_ok",), "ada"))
     server.pass_time(300)
@@ -256,7 +256,7 @@ def test_a_reload_changes_it() -> None:
     server.pass_time(100)
     server.tell(Reconfigured(server.now, Settings(idle=Idle("warn 50s"))))
     server.pass_time(1)
-    assert server.job(id).idle
+    assert server.job(id).current.idle
 
 
 def test_idle_jobs_with_the_daemon_and_the_command(tmp_path: Path) -> None:
