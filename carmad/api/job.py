@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    NamedTuple,
     NotRequired,
     cast,
     get_type_hints,
@@ -271,8 +271,8 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     # Of the copy of its job script that it runs.
     script_bytes: Annotated[int | None, lambda it: it.spec.script and it.spec.script.bytes]
     cwd: str
-    stdout: Annotated[str, lambda it: it.jobs.log_paths(it.job)[0]]
-    stderr: Annotated[str, lambda it: it.jobs.log_paths(it.job)[1]]
+    stdout: Annotated[str, lambda it: it.log_paths[0]]
+    stderr: Annotated[str, lambda it: it.log_paths[1]]
     after: list[AfterOut]
     warn: WarnOut | None
     umask: Annotated[str, lambda it: f"{it.spec.umask:04o}"]  # octal
@@ -371,7 +371,8 @@ class Jobs:
         return words
 
 
-class _Shown(NamedTuple):
+@dataclass
+class _Shown:
     """What the fields of an answer are taken from."""
 
     jobs: Jobs
@@ -379,6 +380,10 @@ class _Shown(NamedTuple):
     job: Job
     spec: JobSpec
     usage: Usage
+
+    @cached_property
+    def log_paths(self) -> tuple[str, str]:
+        return self.jobs.log_paths(self.job)
 
 
 def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list[JobGpuOut]:
