@@ -217,7 +217,7 @@ class OutlineOut(TypedDict):
     submitted_at: str
     started_at: str | None
     ended_at: NotRequired[str | None]  # an older carmad does not tell it of others' jobs
-    elapsed_s: Annotated[float, lambda it: _elapsed_s(it.job, it.scene.now)]
+    elapsed_s: Annotated[float, lambda it: _seconds(it.job.run_s(it.scene.now))]
     memory: Annotated[MemoryOut, lambda it: pick(MemoryOut, it)]
     # How long it has held its GPUs without a kernel, if for long; an older carmad does not tell it.
     kernelless_s: NotRequired[Annotated[float | None, lambda it: _kernelless_s(it)]]
@@ -402,10 +402,6 @@ def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list
 def _least(job: Job, limit: str) -> int | None:
     found = [getattr(its, limit) for its in job.current.memory_limits] if job.holds_gpus else []
     return min((mib for mib in found if mib is not None), default=None) or None
-
-
-def _elapsed_s(job: Job, now: float) -> float:
-    return _seconds(job.current.run_s(now)) if job.current else 0.0
 
 
 def _wait_s(job: Job, now: float) -> float:
