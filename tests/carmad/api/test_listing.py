@@ -35,7 +35,7 @@ from carmad.api.rows import (
 from carmad.api.wire import Selection, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.config import Limits, Settings
-from carmad.core.jobs.attempt import JobId
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Suspension
 from carmad.core.jobs.findings import Estimate, Prediction
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Held
@@ -68,6 +68,19 @@ def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = N
 
 def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
     return Jobs(scene, lambda job: ("out", "err"), (uid, a_spec().user), see_all)
+
+
+def test_the_elapsed_time_stops_at_the_end_and_while_the_job_is_suspended() -> None:
+    gone = Suspension(40.0, "by ada", (GpuId("GPU-0"),), "A100", "local", 1, 1)
+    its = {"spec": a_spec(uid=UID), "started_at": 10.0, "attempt": 1}
+    jobs = (
+        a_job(1, spec=a_spec(uid=UID)),
+        a_job(2, state=JobState.RUNNING, gpus=(GpuId("GPU-0"),), **its),
+        a_job(3, state=JobState.SUSPENDED, suspension=gone, **its),
+        a_job(4, state=JobState.SUCCEEDED, exit=Exit(Cause.SUCCESS), ended_at=30.0, **its),
+    )
+    scene = replace(scene_of(*jobs), view=replace(scene_of(*jobs).view, now=100.0))
+    assert [viewer(scene)(job)["elapsed_s"] for job in jobs] == [0.0, 90.0, 30.0, 20.0]
 
 
 def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
