@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from carmad.plugin import (
-    GpuId,
-    Job,
-    Proposal,
-    View,
-)
+from carmad.plugin import GpuId, Job, Proposal, View
 from policies.backfilling import backfill, hold_line
 from policies.rules import Fit, Rules
 

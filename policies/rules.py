@@ -24,14 +24,7 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.views import (
-    Promise,
-    available_s,
-    empty_view,
-    fewest,
-    once_settled,
-    without_settling,
-)
+from policies.views import Promise, available_s, empty_view, fewest, once_settled, without_settling
 
 Filter = Callable[[Demand, GpuView], Reason | None]
 Rank = Callable[[GpuView], float]

@@ -38,15 +38,7 @@ from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.history import History
-from carmad.core.messages import (
-    Action,
-    Estimated,
-    EstimateMemory,
-    Launch,
-    Step,
-    Stop,
-    Submitted,
-)
+from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step, Stop, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.edge import Follower

@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    NotRequired,
-    cast,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast, get_type_hints
 
 from typing_extensions import TypedDict
 

@@ -23,13 +23,7 @@ from carmad.accounts import account
 from carmad.attempt import environment, exits, members, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import SERVER, is_frozen, name_of
-from carmad.attempt.environment import (
-    ATTEMPT_VARIABLE,
-    REPORT_FD,
-    command,
-    has_log,
-    log_paths,
-)
+from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, has_log, log_paths
 from carmad.attempt.forks import Forks
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import FOR_GOOD, JobId

@@ -54,14 +54,7 @@ from _socket import (
     socketpair,
 )
 
-from carmad.attempt.cgroup import (
-    MemoryEvents,
-    cgroup_beside,
-    create,
-    name_of,
-    settle,
-    unit_cgroup,
-)
+from carmad.attempt.cgroup import MemoryEvents, cgroup_beside, create, name_of, settle, unit_cgroup
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
 from carmad.attempt.process_tree import SIGTERM, Tree, boottime
 from carmad.attempt.starting import (

@@ -57,9 +57,7 @@ from carmad.errors import CarmaError, Hopeless
 from carmad.estimates import attendant
 from carmad.estimates.asking import Answer, ask_all, decide, measure, patient
 from carmad.estimates.experience import JOBS_PER_USER, Experience, driver_version
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource

@@ -14,13 +14,8 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
-from carmad.gpu.cuda_state import (
-    Outcome,
-    State,
-)
+from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.cuda_state import Outcome, State
 from carmad.threads import SharedThreads
 
 log = logging.getLogger(__name__)

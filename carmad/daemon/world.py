@@ -55,9 +55,7 @@ from carmad.engine.clock import boottime
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.estimates.asking import Estimates
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import Limiter
 from carmad.gpu.mps import Mps
 from carmad.readable import gib

@@ -25,14 +25,7 @@ import time
 from carmad.attempt.cgroup import members
 from carmad.attempt.proc import descendants, process_stat, read_file, running, send
 from carmad.attempt.process_tree import SIGCONT, SIGKILL, SIGTERM, Tree, kill_all
-from carmad.attempt.starting import (
-    SIGCHLD,
-    Launch,
-    adopt_orphans,
-    block,
-    fork,
-    write_all,
-)
+from carmad.attempt.starting import SIGCHLD, Launch, adopt_orphans, block, fork, write_all
 from carmad.estimates.attendant import (
     GRACE_S,
     LOOK_S,

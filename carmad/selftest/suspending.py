@@ -14,13 +14,8 @@ import psutil
 from carmad.configwriting import Setting
 from carmad.core.jobs.attempt import GpuId
 from carmad.core.jobs.control import cost_s
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
-from carmad.gpu.cuda_state import (
-    Moves,
-    Outcome,
-)
+from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.cuda_state import Moves, Outcome
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, ONE_GPU, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown
 

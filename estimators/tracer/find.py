@@ -21,15 +21,7 @@ from dataclasses import replace
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from estimators.tracer import shell
-from estimators.tracer.command import (
-    HINT,
-    PYTHON,
-    Options,
-    Unreadable,
-    parse,
-    prefix_note,
-    unwrap,
-)
+from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, prefix_note, unwrap
 
 LINE_BYTES = 256  # that the kernel reads of a first line
 MOST_STEPS = 8  # of shell scripts that run shell scripts

@@ -18,18 +18,7 @@ from carmad.core.jobs.history import Durations
 from carmad.learning.training import forest
 from lab import compare
 from lab.asrpt.runs import LEARNERS
-from lab.asrpt.workload import (
-    DAYS,
-    LINKS,
-    PHILLY,
-    RECURS,
-    SIZE,
-    SPREAD,
-    Jobs,
-    load,
-    made,
-    whole,
-)
+from lab.asrpt.workload import DAYS, LINKS, PHILLY, RECURS, SIZE, SPREAD, Jobs, load, made, whole
 from lab.compare import Quote
 from lab.main import main
 from policies.asrpt.heavy_edge import extremes

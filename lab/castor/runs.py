@@ -20,14 +20,7 @@ from carmad.core.jobs.attempt import Mode
 from carmad.learning.models import Boosted
 from lab.castor import gavel
 from lab.castor.sharing import crowded, decisions
-from lab.castor.workload import (
-    BEGIN_S,
-    JOBS,
-    muri,
-    profiled_before,
-    resizable,
-    sampled,
-)
+from lab.castor.workload import BEGIN_S, JOBS, muri, profiled_before, resizable, sampled
 from lab.castor.workload import with_lucids_models as lucids
 from lab.data import DATA
 from lab.processes import in_processes

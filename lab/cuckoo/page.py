@@ -19,16 +19,7 @@ from lab.cuckoo.paper import (
     PREDICTED,
     TABLES,
 )
-from lab.cuckoo.runs import (
-    BUSIER,
-    HEADLINE,
-    IN_STEP,
-    SEEDS,
-    SENDING,
-    WEIGHTS,
-    Result,
-    Setting,
-)
+from lab.cuckoo.runs import BUSIER, HEADLINE, IN_STEP, SEEDS, SENDING, WEIGHTS, Result, Setting
 
 LINE = "\n\n"
 

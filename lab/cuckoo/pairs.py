@@ -23,13 +23,7 @@ from carmad.core.jobs.findings import StageTimes
 from lab.cuckoo import truth
 from lab.cuckoo.muri import Exclusive
 from lab.cuckoo.workload import FORWARD_SHARE, alone_s, by_muri, gpu_share
-from lab.pairs import (
-    GUESSED,
-    gavel_name,
-    gavel_rates,
-    lucid_alone,
-    lucid_pairs,
-)
+from lab.pairs import GUESSED, gavel_name, gavel_rates, lucid_alone, lucid_pairs
 from policies.cuckoo.interleaving import Asynchronous, Model, Phases
 
 SPLITS = range(10)

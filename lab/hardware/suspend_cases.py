@@ -11,12 +11,8 @@ from functools import partial
 
 import psutil
 
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
-from carmad.gpu.cuda_state import (
-    State,
-)
+from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.cuda_state import State
 from carmad.selftest import suspending as ours
 from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed
 from carmad.selftest.facts import Check, Fact

@@ -11,15 +11,7 @@ from lab import compare
 from lab.compare import Quote
 from lab.lucid import notes
 from lab.lucid.findings import Figure, Finding, Runs, claims, spread, tables
-from lab.lucid.runs import (
-    BUSY,
-    LOADS,
-    MEASURED,
-    POLICIES,
-    WHOLE,
-    Known,
-    Result,
-)
+from lab.lucid.runs import BUSY, LOADS, MEASURED, POLICIES, WHOLE, Known, Result
 from lab.lucid.timing import Latency
 from lab.lucid.workload import (
     PARTS,

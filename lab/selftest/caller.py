@@ -20,10 +20,7 @@ import sys
 import time
 from typing import Any
 
-from carmad.gpu.cuda_state import (
-    Driver,
-    DriverError,
-)
+from carmad.gpu.cuda_state import Driver, DriverError
 from carmad.gpu.libcuda import LibCuda
 
 PR_SET_PDEATHSIG = 1

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from carmad.gpu.cuda_state import (
-    NOT_READY,
-    NOT_SUPPORTED,
-    OPERATING_SYSTEM,
-    State,
-)
+from carmad.gpu.cuda_state import NOT_READY, NOT_SUPPORTED, OPERATING_SYSTEM, State
 from carmad.selftest import suspending as ours
 from carmad.selftest.bench import LISTED_WITHIN_S, NOBODY, Bench, Probe, ProbeFailed
 from carmad.selftest.report import Seen, judge, unknown

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from carmad.gpu.cuda_state import (
-    Moves,
-    State,
-)
+from carmad.gpu.cuda_state import Moves, State
 from carmad.paths import python
 from carmad.selftest import suspending
 from carmad.selftest.bench import LISTED_WITHIN_S, NEAR_MIB, Bench, Probe, ProbeFailed

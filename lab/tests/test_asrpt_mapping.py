@@ -8,17 +8,7 @@ pytest.importorskip("scipy")
 
 from carmad.config import Links
 from carmad.core.jobs.layout import Layout, Stage, iteration_s
-from lab.asrpt.mapping import (
-    CASES,
-    GPUS,
-    Case,
-    layouts,
-    measured,
-    optimum,
-    report,
-    rooms,
-    slots,
-)
+from lab.asrpt.mapping import CASES, GPUS, Case, layouts, measured, optimum, report, rooms, slots
 from policies.asrpt.heavy_edge import heavy_edge
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)

@@ -23,16 +23,7 @@ from lab.castor import gavel, tiresias
 from lab.castor.busiest import busiest
 from lab.castor.page import report
 from lab.castor.paper import SIMULATED
-from lab.castor.runs import (
-    OF_THE_PAPER,
-    Case,
-    Known,
-    Result,
-    cases,
-    experiment,
-    knowing,
-    result,
-)
+from lab.castor.runs import OF_THE_PAPER, Case, Known, Result, cases, experiment, knowing, result
 from lab.castor.sharing import crowded, decisions
 from lab.castor.time_model import Measured, fit
 from lab.castor.timing import Taken

@@ -12,15 +12,7 @@ from carma_simulator.run import simulate
 from carmad.config import Settings
 from lab.day import figures
 from lab.day.figures import Played, Span, of_day, unused_room
-from lab.day.statements import (
-    FITS,
-    GOES_FIRST,
-    IN_RANGE,
-    IS_KNOWN,
-    MAY_START,
-    PROMISED,
-    judge,
-)
+from lab.day.statements import FITS, GOES_FIRST, IN_RANGE, IS_KNOWN, MAY_START, PROMISED, judge
 from lab.day.workload import Submission, as_trace
 
 

@@ -14,14 +14,7 @@ from carmad.core.jobs.attempt import Cause
 from carmad.gpu import emulated_job
 from carmad.paths import python
 from lab.simulator import fidelity
-from lab.simulator.emulation import (
-    PLAIN,
-    SHORT_S,
-    TOO_LARGE,
-    Overheads,
-    overheads,
-    profile,
-)
+from lab.simulator.emulation import PLAIN, SHORT_S, TOO_LARGE, Overheads, overheads, profile
 from lab.simulator.fidelity import Comparison
 from tests.extras.carma_simulator.outcomes import attempt, job, outcome
 

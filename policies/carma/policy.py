@@ -42,10 +42,7 @@ from carmad.plugin import (
     memory_of,
     suspension_cost_s,
 )
-from policies.backfilling import (
-    is_overdue,
-    promise_in_words,
-)
+from policies.backfilling import is_overdue, promise_in_words
 from policies.builtin import most_free_memory
 from policies.carma.sizes import Sizes, left_s
 from policies.filters import fits_memory, min_free, not_risky

@@ -19,15 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from carma_client import (
-    AsyncClient,
-    Client,
-    Executor,
-    Refused,
-    Unknown,
-    Unreachable,
-    steps,
-)
+from carma_client import AsyncClient, Client, Executor, Refused, Unknown, Unreachable, steps
 from carma_client.options import Options
 from docs.pages.http_api import schema
 from tests import api_server

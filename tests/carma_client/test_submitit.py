@@ -17,15 +17,7 @@ import pytest
 
 from carmad.core.jobs.states import ENDED, JobState
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running, train
-from tests.functions import (
-    Counting,
-    add,
-    environment,
-    fail,
-    fail_in_task,
-    train_until,
-    train_with,
-)
+from tests.functions import Counting, add, environment, fail, fail_in_task, train_until, train_with
 from tests.waiting import until
 
 submitit = pytest.importorskip("submitit")

@@ -15,15 +15,7 @@ from carma_slurm.words.fields import HOST, names_this_node
 from carmad.options import LEAST_HOST_MIB, MAX_AFTER, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
 from cli import client
 from cli.options import user_of
-from cli.parse import (
-    UNIT_MIB,
-    dependency,
-    export,
-    gpus_of_kind,
-    not_empty,
-    signal_before,
-    whole,
-)
+from cli.parse import UNIT_MIB, dependency, export, gpus_of_kind, not_empty, signal_before, whole
 from cli.parser import Parser
 from cli.problems import Usage
 from cli.script import Directive, Script, read_script

@@ -26,14 +26,8 @@ from carmad.core.jobs.job import Job
 from carmad.core.messages import Launch, LimitMemory
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import boottime
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
-from carmad.gpu.cuda_state import (
-    Outcome,
-    State,
-    is_stopped,
-)
+from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.cuda_state import Outcome, State, is_stopped
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.limits import NvmlLimiter
 from tests.attempts import Bench, a_cgroup, in_a_unit

@@ -25,9 +25,7 @@ from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.daemon import doctor
 from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import NvmlLimiter
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.carmad.daemon.test_world import Inbox, declared, unmeasured

@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.job import stopping

@@ -16,10 +16,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Noticed, Resume, Resumed, Suspend, Suspended
 from carmad.daemon.suspender import Suspender
-from carmad.gpu.cuda_state import (
-    Outcome,
-    State,
-)
+from carmad.gpu.cuda_state import Outcome, State
 from tests.attempts import make_job
 from tests.waiting import until
 

@@ -40,9 +40,7 @@ from carmad.daemon.monitor import MpsWatch
 from carmad.daemon.parts import take_over
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.mps import ServerState
 from carmad.gpu.source import Capabilities
 from tests.waiting import PATIENCE_S, until

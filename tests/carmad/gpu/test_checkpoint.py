@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.gpu import checkpoint_helper
-from carmad.gpu.checkpoint import (
-    Answer,
-    Checkpoints,
-    Request,
-)
-from carmad.gpu.checkpoint_helper import (
-    resume,
-    suspend,
-)
+from carmad.gpu.checkpoint import Answer, Checkpoints, Request
+from carmad.gpu.checkpoint_helper import resume, suspend
 from carmad.gpu.cuda_state import (
     ILLEGAL_STATE,
     NOT_READY,

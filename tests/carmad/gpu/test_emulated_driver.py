@@ -16,9 +16,7 @@ import pytest
 
 from carmad.gpu import card as cards
 from carmad.gpu.card import SUFFIX, Card
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
+from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.cuda_state import (
     ILLEGAL_STATE,
     INVALID_VALUE,

@@ -17,14 +17,8 @@ import pytest
 
 from carmad import units
 from carmad.gpu import checkpoint, cuda_state, libcuda
-from carmad.gpu.checkpoint import (
-    Checkpoints,
-)
-from carmad.gpu.cuda_state import (
-    Outcome,
-    State,
-    is_stopped,
-)
+from carmad.gpu.checkpoint import Checkpoints
+from carmad.gpu.cuda_state import Outcome, State, is_stopped
 from carmad.gpu.libcuda import GpuPair, LockArgs, NoArgs, RestoreArgs
 from carmad.selftest.bench import Probe
 from tests import fake_gpu

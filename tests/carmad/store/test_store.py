@@ -40,15 +40,7 @@ from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
 from carmad.core.jobs.states import Active, JobState, Over, Waiting
-from carmad.core.messages import (
-    CancelRequested,
-    Event,
-    Measured,
-    Sampled,
-    Step,
-    Submitted,
-    Tick,
-)
+from carmad.core.messages import CancelRequested, Event, Measured, Sampled, Step, Submitted, Tick
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
