@@ -325,7 +325,7 @@ class Model:
                     self.revoked.add(key)
                 self._look_after(key, Exit(Cause.LOST))
             case LimitMemory():
-                self.limits[key] = job.memory_limits
+                self.limits[key] = job.current.memory_limits
             case Suspend():
                 self._suspend(key, fails)
             case Resume():
@@ -629,7 +629,7 @@ class Model:
             if job.state is JobState.SUSPENDED:
                 assert not started.gpus and not job.gpus
             if not self.hands:
-                assert self.limits.get((id, number), ()) == job.memory_limits
+                assert self.limits.get((id, number), ()) == job.current.memory_limits
         for gpu in GPUS:
             limits = [each for job in live.values() for each in job.current.memory_limits]
             its = sum(each.guaranteed_mib for each in limits if each.gpu == gpu.id)
