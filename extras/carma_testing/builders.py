@@ -104,6 +104,8 @@ def _status(given: Mapping[str, Any], attempt: Attempt, has_begun: bool, at: flo
     state, stop, gone = given["state"], given["stop"], given["suspension"]
     if state is JobState.STOPPING or (state is JobState.RUNNING and stop):
         return Stopping(attempt, stop or Cause.CANCELLED, gone)
+    if state is JobState.RUNNING and gone:
+        return Paused(JobState.SUSPENDED, attempt, gone)
     if state in (JobState.STARTING, JobState.RUNNING):
         return Active(state, attempt)
     if state in (JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING):
