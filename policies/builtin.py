@@ -12,7 +12,7 @@ from policies.rules import Rank
 
 
 def exclusive(settings: Settings) -> Ranked:
-    """As many only_idle GPUs as the job asks for, all to itself."""
+    """As many idle GPUs as the job asks for, all to itself."""
     return Ranked("exclusive", (only_idle(settings),), in_order)
 
 

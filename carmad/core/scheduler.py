@@ -6,42 +6,48 @@ Theory of operation
                 events, each with its time             a shell: the daemon or the simulator
                           |                            ------------------------------------
     +---------------------v------------------------+
-    | handle                                       |   1. begin: forget what the last step changed
-    |                                              |      (it is on disk by now)
+    | handle                                       |   1. forget what the last step changed, as it
+    |                                              |      is on disk
     |   HANDLERS[type(event)](state, event)        |   2. each event, by its handler
-    |   expire, rank, plan, relieve, renew limits  |   3. once per batch: what follows from time,
-    |                                              |      the policy's plan, and from both
+    |   enforce time limits, sort the line,        |   3. once per batch: what the time demands,
+    |   plan, make room, set memory limits         |      the policy's plan, what follows from it
+    |                                              |
     |   State: settings, jobs (the ledger), GPUs   |
     |   (the fleet), history, shares, plans        |
     +---------------------+------------------------+
                           v
-                 Step: every version of each changed job, decisions, accounts, ...: `Store.commit`,
-                 then its actions: `World.perform`  --->  their outcomes come back as events
+                 Step: each version of each changed job, decisions, accounts, ...: `Store.commit`;
+                 then its actions: `World.perform`. What comes of them are further events.
 
-In a step, events come before the plan, so that a policy never sees half a batch; time limits come
-before it, so that it does not count on who has to go; suspensions for others come after it, as the
-policy may have found room. New memory limits come before all other actions, so that a job begins
-with them. Submissions alone make no plan: it is made with the next event, a tick at the latest, so
-that a user need not wait for a plan to learn that a job is safely stored.
+**The order of a step.** All events of a batch are handled before the policy plans, so that no plan
+is based on half a batch. Time limits are enforced before the plan, so that it places no job beside
+one that is about to be stopped. Jobs are suspended to make room for others only after the plan,
+which may have found room for these. New memory limits are the first actions of a step, so that
+those of a job are on record before it is launched. A batch that has only submissions makes no plan,
+so that a user does not wait for one to learn that a job is stored: the engine sends a `Tick` after
+it. The policy is asked again within one step if a start has used up a quota, or has split a row of
+tasks.
 
-**Commit, then act.** A step is one transaction. If the commit fails, none of its actions are
-carried out, and `restore` sets the state to what is on disk. What was to be done, and may not have
-been, follows from the jobs alone (`messages.due_actions`), so that carrying out an action twice has
-to be harmless, and so has giving the core the same event again.
+**Commit, then act.** A step is one transaction. If the commit fails, its actions are not carried
+out, except that the engine ends jobs whose time is over or that were cancelled while the disk is
+full. `restore` then sets jobs, accounts, limits, drains and reservations to what is on disk, and
+the same events may be given again. The pending actions are derived from the jobs
+(`messages.due_actions`), so an action must be idempotent.
 
-**Replay.** The core reads no clock, no file and no random number. It is a function of its events,
-and of one thing besides: which calls to plugins failed (`Step.failures`). From both, a journal's
-decisions are made again, equal in every number (`carmad.replay`).
+**Replay.** The core reads no clock, no file and no random number. Its steps follow from the state
+at the beginning, the plug-ins, the events, and which calls to plug-ins failed (`Step.failures`).
+`carmad.replay` makes a journal's decisions again from these, and says what a journal lacks.
 
 **Invariants**, which `check` asserts for all jobs that a step changed:
 
-- a job is among the holders of GPUs exactly if its state says so, and with as many as it wants;
+- a job is among `Ledger.holders` exactly if its state says that it holds GPUs or runs without any;
+- it holds as many GPUs as it asked for, or none if it was suspended when it was stopped;
 - a row of tasks holds none: a task that starts is a job of its own;
 - no job shares a GPU with one that must have it to itself.
 
-A handler is a function of the state and its event, changes the state, and returns nothing: new
-versions of jobs go to `state.ledger`, actions to `state.actions`. It finds the settings in `state`
-each time. No handler calls another one's event; what several do has a verb of its own, such as
+**Handlers.** A handler takes the state and its event, changes the state, and returns nothing: new
+versions of jobs go to `state.ledger`, actions to `state.actions`. It reads `state.settings` at each
+use. No handler calls another handler: what several do is a function with a name of its own, such as
 `suspending.suspend` or `knowledge.end`.
 """
 
@@ -110,8 +116,8 @@ HANDLERS: Mapping[type[Event], Callable[[State, Any], None]] = {
 
 
 class Scheduler:
-    """The core's public face: for the thread of its shell only, except `Scene`s, which are for
-    all."""
+    """The core as its shells see it. It is for one thread; `snapshot` returns a value for the
+    others."""
 
     def __init__(
         self,
@@ -120,11 +126,11 @@ class Scheduler:
         recovery: Recovery,
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
-        policies: Callable[[Settings], Policy] | None = None,
+        make_policy: Callable[[Settings], Policy] | None = None,
     ) -> None:
-        """`fallback` decides while `policy` fails; None: jobs wait until it answers. `policies`
-        makes the one that new settings name; None: it stays."""
-        self.state = State(settings, policy, recovery, predictor, fallback, policies)
+        """`fallback` decides while `policy` fails; None: jobs wait until it answers. `make_policy`
+        makes the policy that new settings name; None: the first one stays."""
+        self.state = State(settings, policy, recovery, predictor, fallback, make_policy)
 
     def handle(self, *events: Event) -> Step:
         """Process a batch of events, in time order, then plan once."""
@@ -139,14 +145,14 @@ class Scheduler:
         ledger, fleet, shares = state.ledger, state.fleet, state.shares
         state.has_new_reservations |= fleet.renew_reservations(now, ledger.residents)
         watching.expire(state, now)
-        waiting = (job.spec.owner for job in ledger.line())
-        if shares.rerank(now, waiting, len(fleet.gpus)):
+        owners = (job.spec.owner for job in ledger.line())
+        if shares.rerank(now, owners, len(fleet.gpus)):
             ledger.rerank()
         if not all(isinstance(event, messages.Submitted) for event in events):
             placer.plan(state, now)
-        if relief.is_needed(state, now):
-            relief.relieve(state, self.view(now))
-        limits = renew_limits(state, events)
+            if relief.is_needed(state, now):
+                relief.relieve(state, self.view(now))
+        memory_limits = renew_limits(state, events)
         for job in ledger.pieces():  # each needs an estimate of its own
             if (row := ledger.jobs.rows.get(job.id)) and row.awaits_estimate:
                 state.actions.append(EstimateMemory(row))
@@ -157,7 +163,7 @@ class Scheduler:
             events,
             ledger.changes(),
             tuple(state.news),
-            (*limits, *state.actions),
+            (*memory_limits, *state.actions),
             tuple(fleet.drains.values()) if state.has_new_drains else None,
             state.calls.failures,
             ledger.before(),

@@ -65,11 +65,11 @@ class State:
         recovery: Recovery,
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
-        policies: Callable[[Settings], Policy] | None = None,
+        make_policy: Callable[[Settings], Policy] | None = None,
     ) -> None:
         self.settings = settings
         self.deciding = Deciding(policy, fallback)
-        self.policies = policies  # makes the policy that new settings name; None: it stays
+        self.make_policy = make_policy  # that new settings name; None: the first one stays
         self.recovery = recovery
         self.predictor = predictor
         self.models: dict[str, Model] = {}  # trained models, by name

@@ -27,8 +27,8 @@ class Plan:
 
 def on_reconfigured(state: State, event: Reconfigured) -> None:
     its, new = state.deciding, event.settings
-    if state.policies and new.policy != state.settings.policy:
-        its.policy, its.stands_in = state.policies(new), False
+    if state.make_policy and new.policy != state.settings.policy:
+        its.policy, its.stands_in = state.make_policy(new), False
         its.ask_at, its.delay_s = -inf, FIRST_TRY_S
         forget_policy(state)
     state.settings = new

@@ -17,14 +17,18 @@ from carmad.core.jobs.states import JobState, Paused
 from carmad.core.jobs.suspending import AGAIN_AFTER_S
 from carmad.core.messages import (
     CancelRequested,
+    Discovered,
     DrainRequested,
+    EstimateMemory,
     HoldRequested,
+    Launch,
     MoveRequested,
     Reserved,
     Resume,
     Resumed,
     ResumeRequested,
     Signal,
+    Submitted,
     Suspend,
     Suspended,
     SuspendRequested,
@@ -571,6 +575,16 @@ def test_an_urgent_job_and_one_at_a_terminal_get_the_gpu_that_is_cheapest_to_fre
     here.exit(id)
     here.pass_time(2)
     assert here.job(small).state is S.RUNNING, "it came before the one that waits"
+
+
+def test_nobody_is_suspended_before_the_policy_has_looked_for_room() -> None:
+    here = server(2, ROOM)
+    here.gpus = tuple(replace(gpu, node="ab"[gpu.index]) for gpu in here.gpus)
+    here.tell(Discovered(here.now, here.gpus))
+    runs(here, exclusive=True)
+    urgent = Submitted(here.now, JobId(2), (a_spec(urgent=True),))
+    steps = here.scheduler.handle(urgent), here.scheduler.handle(Tick(here.now))
+    assert [[type(each) for each in step.actions] for step in steps] == [[EstimateMemory], [Launch]]
 
 
 def test_nobody_is_suspended_for_a_usual_job_nor_where_it_would_not_help() -> None:
