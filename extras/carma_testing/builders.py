@@ -102,11 +102,12 @@ def _earlier(
 def _status(given: Mapping[str, Any], attempt: Attempt, has_begun: bool, at: float) -> Status:
     """The state that these fields tell of."""
     state, stop, gone = given["state"], given["stop"], given["suspension"]
-    if state is JobState.STOPPING or (state is JobState.RUNNING and stop):
+    active = state in (JobState.STARTING, JobState.RUNNING)
+    if state is JobState.STOPPING or (active and stop):
         return Stopping(attempt, stop or Cause.CANCELLED, gone)
-    if state is JobState.RUNNING and gone:
+    if active and gone:
         return Paused(JobState.SUSPENDED, attempt, gone)
-    if state in (JobState.STARTING, JobState.RUNNING):
+    if active:
         return Active(state, attempt)
     if state in (JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING):
         usual = Suspension(at, "preempted", attempt.gpus, "", "", 0, 0)
