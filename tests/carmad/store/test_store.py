@@ -30,6 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
 from carma_testing import changed
 from carma_testing.builders import a_job
@@ -828,6 +829,25 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
     store.commit(submitted(100, LONG))  # the same content as one that was there
     store.close()
     assert sorted(stored(path)) == ["ada", "ada"]  # bob's uid is ada's here
+
+
+def test_a_database_is_upgraded_by_a_sqlite_that_cannot_drop_columns(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red Hat's Python 3.11 has that of the system: 3.34 in release 9."""
+    of_0_1_0(path, [job(1)])
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    run = SQLiteDialect.do_execute
+
+    def do_execute(self: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        assert "DROP COLUMN" not in statement
+        run(self, cursor, statement, *rest)
+
+    monkeypatch.setattr(SQLiteDialect, "do_execute", do_execute)
+    store = SqlStore.open(path)
+    store.commit(step(job(2)))
+    assert [each.id for each in store.restore().jobs] == [1, 2]
+    store.close()
 
 
 def test_columns_that_are_no_text_break_nothing(path: Path) -> None:

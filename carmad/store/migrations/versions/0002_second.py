@@ -7,6 +7,7 @@ timelines. The log of events, which nothing read, is gone, and timelines replace
 
 from __future__ import annotations
 
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -42,7 +43,8 @@ def upgrade() -> None:
         sa.Column("words", sa.Text(), nullable=False, server_default=""),
     ):
         op.add_column("jobs", column)
-    op.drop_column("jobs", "cause")
+    if sqlite3.sqlite_version_info >= (3, 35):  # an older one cannot; nobody reads or writes it
+        op.drop_column("jobs", "cause")
     op.execute("UPDATE jobs SET words = lower(id || ' ' || name)")
     op.create_index(
         "ix_jobs_search",
