@@ -458,6 +458,7 @@ def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) 
             connection.execute(f"DROP INDEX ix_jobs_{index}")
         for column in ("environment", "bytes", "script", "tasks", "words", "uid"):
             connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        connection.execute("ALTER TABLE jobs ADD COLUMN cause TEXT")
         connection.execute("CREATE TABLE events (at FLOAT)")
         connection.execute("CREATE INDEX ix_events_at ON events (at)")
         connection.execute("CREATE TABLE samples (at FLOAT)")
