@@ -49,7 +49,7 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     """
     peer, spec, tally, settings = call.peer, asked.spec, call.service.tally, call.service.settings
     may_submit(call)
-    may_be_nice(peer, spec.nice)
+    may_be_nice(peer, asked.body.nice)  # not the spec's: a check of submissions may give more
     fits_the_kernel(asked.body)
     fits_a_terminal(asked.body)
     has_one_name(asked.body)

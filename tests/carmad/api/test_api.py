@@ -49,6 +49,7 @@ from carmad.core.placing.view import View
 from carmad.core.ports import Server
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
+from carmad.edge import Checked, SubmissionCheck
 from carmad.engine.inbox import QUANTUM
 from carmad.errors import CarmaError
 from carmad.estimates.asking import Guess
@@ -1417,6 +1418,22 @@ def test_selections() -> None:
 
 
 # -- who asks ---------------------------------------------------------------------------------
+
+
+class Favours(SubmissionCheck):
+    """The site lets the jobs of its teachers go first."""
+
+    def check(self, spec: JobSpec) -> Checked:
+        return Checked(replace(spec, nice=-5))
+
+
+@needs_root
+def test_a_check_of_submissions_may_give_what_users_may_not_ask_for(daemon: Daemon) -> None:
+    daemon.service.checks = (Favours(),)
+    status, out = as_uid(ADA, daemon.path, "POST", "/v1/jobs", JOB)
+    assert (status, daemon.call("GET", f"/v1/jobs/{out['id']}")[1]["nice"]) == (201, -5)
+    asked = as_uid(ADA, daemon.path, "POST", "/v1/jobs", JOB | {"nice": -1})
+    assert error(asked) == (403, "forbidden")
 
 
 @needs_root
