@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -88,17 +89,31 @@ def test_a_suspended_job_frees_its_gpu_and_goes_on_with_its_attempt() -> None:
     assert here.last(id).state is S.SUCCEEDED
 
 
+def test_a_job_resumes_without_the_next_one() -> None:
+    here = server(2)
+    first, second = runs(here, exclusive=True), runs(here, exclusive=True)
+    suspend(here, first)
+    assert here.job(second).state is S.RUNNING
+    suspend(here, second)
+    resume(here, first)
+    assert not here.job(first).held
+    assert here.job(second).held
+
+
 def test_what_it_did_not_run_counts_for_no_limit() -> None:
     here = server(1)
     id = runs(here, time_limit_s=60.0)
     ran_s = here.job(id).attained_s(here.now)
+    assert here.job(id).due_at == here.now + 60 - ran_s
     suspend(here, id)
     here.pass_time(300)
     assert here.job(id).state is S.SUSPENDED
     assert here.job(id).attained_s(here.now) == ran_s
+    assert here.job(id).due_at == inf
     resume(here, id)
     here.sample(0)
     assert here.job(id).attained_s(here.now) == ran_s
+    assert here.job(id).due_at == here.now + 60 - ran_s
     here.pass_time(60 - ran_s)
     assert here.job(id).stop is Cause.TIME_LIMIT
 
