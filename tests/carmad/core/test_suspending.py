@@ -301,6 +301,19 @@ def test_who_is_left_suspended_for_long_makes_room_for_an_urgent_job(requeue: bo
     assert [here.job(id).state for id in batch].count(S.SUSPENDED) == 1
 
 
+def test_no_more_of_them_make_room_than_are_needed() -> None:
+    limits = Limits(preemption="suspend")
+    here = server(1, replace(SETTINGS, limits=limits), host_memory_mib=21_000, parked_s=3600.0)
+    parked = []
+    for user, mib in (("ada", 5_000), ("eve", 10_000)):
+        parked.append(runs(here, mib, user=user))
+        suspend(here, parked[-1], user)
+    runs(here, user="bob", exclusive=True)
+    here.submit(user="dan", exclusive=True, urgent=True)
+    here.pass_time(3900.0, period=60.0)
+    assert [here.job(id).state for id in parked] == [S.STOPPING, S.SUSPENDED]
+
+
 def test_a_job_that_was_just_resumed_runs_for_a_while_and_may_not_be_suspended_for_ever() -> None:
     here = server(1, most_per_hour=3)
     id = runs(here)
@@ -370,7 +383,8 @@ def test_what_the_driver_does_not_answer_twice_waits_for_its_owner() -> None:
     assert (job.state, job.held, job.gpus) == (S.SUSPENDED, True, ())
     assert "after 2 such attempts it stays suspended until `carma resume`" in job.notes[-1]
     here.pass_time(3600.0)
-    assert here.job(id).suspension.failures == 2  # type: ignore[union-attr]
+    waits = here.job(id).suspension
+    assert waits and (waits.failures, waits.hung) == (2, 2)
     here.driver_fails, here.driver_hangs = "", False
     resume(here, id)
     assert here.job(id).state is S.RUNNING
