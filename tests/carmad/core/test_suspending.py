@@ -947,3 +947,12 @@ def test_what_the_driver_lost_can_be_released_before_it_is_in_line_again() -> No
     assert here.job(id).held
     here.tell(HoldRequested(here.now, id, False, "ada"))
     assert not here.job(id).held
+
+
+def test_a_drain_moves_nobody_unless_it_is_told_to() -> None:
+    here = server(2)
+    id = runs(here)
+    had = here.job(id).gpus
+    here.tell(DrainRequested(here.now, had[0], "fan", "root"))
+    here.pass_time(2)
+    assert (here.job(id).state, here.job(id).gpus) == (S.RUNNING, had)
