@@ -136,3 +136,11 @@ def test_nothing_can_start_it_again_in_its_terminal():
     spec = replace(server.job(id).spec, requeue=True)
     server.tell(UpdateRequested(server.now, id, spec, ("requeue",), "ada"))
     assert not server.job(id).spec.requeue
+
+
+def test_a_job_at_no_terminal_may_be_told_to_start_again():
+    server = FakeServer(gpus=0)
+    id = server.submit(requeue=False)
+    spec = replace(server.job(id).spec, requeue=True)
+    server.tell(UpdateRequested(server.now, id, spec, ("requeue",), "ada"))
+    assert server.job(id).spec.requeue

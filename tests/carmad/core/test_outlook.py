@@ -264,6 +264,13 @@ def test_a_start_is_expected_when_those_before_have_run_as_long_as_predicted() -
     ]
 
 
+def test_of_a_job_at_its_time_limit_nothing_is_left() -> None:
+    over = running(1, expected_s=200.0, ran_s=50.0, time_limit_s=50.0)
+    gpu = a_gpu_view(0, residents=(over,))
+    (found,) = forecast([waiting(5)], [gpu], NOW, shares=False).values()
+    assert (found.earliest, found.latest.at) == (NOW, NOW + LAUNCH_S)
+
+
 def test_an_expected_start_waits_until_the_gpu_has_settled() -> None:
     """Said was the end of the job before, or at once: settling was left out."""
     settling = Reason("settling", 60.0, 15.0, "s", "job 1")

@@ -104,6 +104,7 @@ def a_resident(id: int, asked_mib: int | None, user: str = "bob") -> Job:
         (31 * GIB, 30 * GIB, {}, {}, False),
         (None, 30 * GIB, {}, {}, False),  # it promised nothing
         (4 * GIB, 30 * GIB, {"asked_mib": 500}, {}, False),  # the victim broke its own
+        (4 * GIB, 30 * GIB, {"asked_mib": 900}, {}, True),  # it holds just what was said
         (4 * GIB, 30 * GIB, {}, {"limit_mib": 2000}, False),
     ],
 )

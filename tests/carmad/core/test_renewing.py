@@ -14,6 +14,7 @@ from carmad.config import Settings
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.knowledge import with_history
+from carmad.core.jobs.recurrence import fill
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Action, Estimated, EstimateMemory, Submitted
 from tests.daemon import running, train
@@ -48,6 +49,11 @@ class Server(FakeServer):
         self.run_kernel(id, mib)
         self.pass_time(seconds, period=2.0)
         self.exit(id)
+
+
+def test_other_braces_than_the_sweep_s_are_left_as_they_are() -> None:
+    argv = ("--lr={lr}", "--name={run}")
+    assert fill(argv, (("lr", "0.1"),)) == ("--lr=0.1", "--name={run}")
 
 
 def test_the_later_tasks_of_a_sweep_know_what_its_first_used() -> None:

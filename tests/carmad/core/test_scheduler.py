@@ -1358,6 +1358,14 @@ def test_why_a_job_has_no_estimate_is_told_to_its_owner():
     assert server.job(JobId(1)).notes == ("has no memory estimate: it is no script",)
 
 
+def test_of_a_job_that_has_ended_no_decision_is_kept():
+    server = FakeServer(gpus=1)
+    id = server.submit()
+    assert id in server.scheduler.state.plans.decisions
+    server.exit(id)
+    assert id not in server.scheduler.state.plans.decisions
+
+
 def test_an_estimate_may_follow_while_a_job_waits():
     server = FakeServer(gpus=0)
     id = JobId(1)
@@ -1389,6 +1397,13 @@ def test_an_answer_to_what_was_asked_before_a_job_was_changed_does_not_last():
     spec = replace(server.job(id).spec, memory_mib=4_000)
     server.scheduler.handle(UpdateRequested(server.now, id, spec, ("memory_mib",), "ada"))
     assert (server.job(id).state, server.job(id).estimate) == (S.PENDING, None)
+
+
+def test_a_change_of_one_job_leaves_the_next_one():
+    server = FakeServer(gpus=0)
+    first, second = server.submit(), server.submit()
+    update(server, first, nice=7)
+    assert [server.job(id).spec.nice for id in (first, second)] == [7, 0]
 
 
 def test_dependencies_that_are_changed_are_followed():

@@ -97,6 +97,16 @@ def test_weights_divide_what_was_used() -> None:
     assert (shares.rank(who("ada")), shares.rank(who("bob")), shares.rank(who("new"))) == (1, 2, 0)
 
 
+def test_users_are_not_ranked_all_the_time() -> None:
+    shares = shared(ada=30, bob=10)
+    shares.rerank(20.0)
+    ranks = shares.ranks
+    assert not shares.rerank(20.0 + RANKED_EVERY_S / 2)
+    assert shares.ranks is ranks
+    shares.rerank(20.0 + RANKED_EVERY_S)
+    assert shares.ranks.at == 20.0 + RANKED_EVERY_S
+
+
 def test_the_users_of_a_group_with_a_weight_share_it() -> None:
     shares = shared(Fairness(weights={"@lab": 2.0}), ada=1, bob=9, carl=8)
     for user in ("ada", "bob"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -92,17 +93,31 @@ def test_a_suspended_job_frees_its_gpu_and_goes_on_with_its_attempt() -> None:
     assert here.last(id).state is S.SUCCEEDED
 
 
+def test_a_job_resumes_without_the_next_one() -> None:
+    here = server(2)
+    first, second = runs(here, exclusive=True), runs(here, exclusive=True)
+    suspend(here, first)
+    assert here.job(second).state is S.RUNNING
+    suspend(here, second)
+    resume(here, first)
+    assert not here.job(first).held
+    assert here.job(second).held
+
+
 def test_what_it_did_not_run_counts_for_no_limit() -> None:
     here = server(1)
     id = runs(here, time_limit_s=60.0)
     ran_s = here.job(id).attained_s(here.now)
+    assert here.job(id).due_at == here.now + 60 - ran_s
     suspend(here, id)
     here.pass_time(300)
     assert here.job(id).state is S.SUSPENDED
     assert here.job(id).attained_s(here.now) == ran_s
+    assert here.job(id).due_at == inf
     resume(here, id)
     here.sample(0)
     assert here.job(id).attained_s(here.now) == ran_s
+    assert here.job(id).due_at == here.now + 60 - ran_s
     here.pass_time(60 - ran_s)
     assert here.job(id).stop is Cause.TIME_LIMIT
 
@@ -290,6 +305,19 @@ def test_who_is_left_suspended_for_long_makes_room_for_an_urgent_job(requeue: bo
     assert [here.job(id).state for id in batch].count(S.SUSPENDED) == 1
 
 
+def test_no_more_of_them_make_room_than_are_needed() -> None:
+    limits = Limits(preemption="suspend")
+    here = server(1, replace(SETTINGS, limits=limits), host_memory_mib=21_000, parked_s=3600.0)
+    parked = []
+    for user, mib in (("ada", 5_000), ("eve", 10_000)):
+        parked.append(runs(here, mib, user=user))
+        suspend(here, parked[-1], user)
+    runs(here, user="bob", exclusive=True)
+    here.submit(user="dan", exclusive=True, urgent=True)
+    here.pass_time(3900.0, period=60.0)
+    assert [here.job(id).state for id in parked] == [S.STOPPING, S.SUSPENDED]
+
+
 def test_a_job_that_was_just_resumed_runs_for_a_while_and_may_not_be_suspended_for_ever() -> None:
     here = server(1, most_per_hour=3)
     id = runs(here)
@@ -359,7 +387,8 @@ def test_what_the_driver_does_not_answer_twice_waits_for_its_owner() -> None:
     assert (job.state, job.held, job.gpus) == (S.SUSPENDED, True, ())
     assert "after 2 such attempts it stays suspended until `carma resume`" in job.notes[-1]
     here.pass_time(3600.0)
-    assert here.job(id).suspension.failures == 2  # type: ignore[union-attr]
+    waits = here.job(id).suspension
+    assert waits and (waits.failures, waits.hung) == (2, 2)
     here.driver_fails, here.driver_hangs = "", False
     resume(here, id)
     assert here.job(id).state is S.RUNNING
@@ -932,3 +961,12 @@ def test_what_the_driver_lost_can_be_released_before_it_is_in_line_again() -> No
     assert here.job(id).held
     here.tell(HoldRequested(here.now, id, False, "ada"))
     assert not here.job(id).held
+
+
+def test_a_drain_moves_nobody_unless_it_is_told_to() -> None:
+    here = server(2)
+    id = runs(here)
+    had = here.job(id).gpus
+    here.tell(DrainRequested(here.now, had[0], "fan", "root"))
+    here.pass_time(2)
+    assert (here.job(id).state, here.job(id).gpus) == (S.RUNNING, had)

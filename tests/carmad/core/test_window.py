@@ -25,6 +25,11 @@ def fed(values, monitor=None, **others):
     return window
 
 
+def test_nothing_is_known_without_readings():
+    score = fed([]).score
+    assert (score.sm_active, score.sm_mean, score.samples) == (None, 0.0, 0)
+
+
 def test_the_weighted_sum_by_hand():
     values = [0.0, 1.0, 1.0, 1.0, 1.0]  # mean .8, median 1, p95 1; α = 2/3 for a span of 2
     last = 0.0
