@@ -69,7 +69,7 @@ def test_a_policy_takes_over_at_once_in_its_own_order() -> None:
     made: list[str] = []
 
     here = FakeServer(1, settings)
-    here.scheduler.state.policies = lambda new: _made(new, made)
+    here.scheduler.state.make_policy = lambda new: _made(new, made)
     first, long, short = here.submit(), here.submit(expected_s=900.0), here.submit(expected_s=9.0)
     here.tell(Reconfigured(here.now, Settings(policy="sjf")))
     assert made == ["sjf"] and here.scene.policy == "sjf"
