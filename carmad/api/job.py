@@ -366,7 +366,7 @@ class Jobs:
 
 @dataclass
 class _Shown:
-    """What the fields of an answer are taken from."""
+    """The values from which the fields of an answer are taken."""
 
     jobs: Jobs
     scene: Scene

@@ -121,7 +121,7 @@ class State:
     # -- the places in line
 
     def order(self, job: Job) -> float:
-        """What the policy says; of a job for which it fails: last."""
+        """The sort key that the policy gives; infinite, so last in line, if the policy fails."""
         policy = self.deciding.acting
         question = ORDER if policy is self.deciding.policy else FALLBACK + ORDER
         self.deciding.unordered.pop(job.id, None)

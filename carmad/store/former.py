@@ -51,7 +51,7 @@ def translate(text: str) -> Body:
 
 
 def begin_in_current_form(told: Body) -> Body:
-    """The core's state at the begin of a journal's segment."""
+    """Translate the core's state at the beginning of a journal's segment."""
     settings = told["settings"]
     for name in DECLARED_SINCE:
         if name in settings:

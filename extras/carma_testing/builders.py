@@ -100,7 +100,7 @@ def _earlier(
 
 
 def _status(given: Mapping[str, Any], attempt: Attempt, has_begun: bool, at: float) -> Status:
-    """The state that these fields tell of."""
+    """The status that has these fields."""
     state, stop, gone = given["state"], given["stop"], given["suspension"]
     active = state in (JobState.STARTING, JobState.RUNNING)
     if state is JobState.STOPPING or (active and stop):

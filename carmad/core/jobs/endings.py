@@ -1,4 +1,4 @@
-"""The end of an attempt: what it means for its job, and how that is carried out."""
+"""Decides what the end of an attempt means for its job, and carries that out."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def renew_limits(state: State, events: Iterable[Event]) -> list[LimitMemory]:
 
 
 def _limits_on(state: State, id: GpuId, on: bool) -> list[tuple[Job, MemoryLimits]]:
-    """Of its residents, where they have limits or are to have any."""
+    """The limits of the GPU's residents; empty if none has limits or is to get any."""
     gpu, residents = state.fleet.gpus.get(id), state.ledger.residents(id)
     if gpu is None:
         return []
