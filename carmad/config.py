@@ -24,9 +24,6 @@ Positive = Annotated[float, Gt(0)]
 Count = Annotated[int, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 
-DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
-
-
 KNOWN_WINDOW_S = 5.0
 
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from carmad import registry
-from carmad.config import DECLARED_SINCE, Preconditions, Settings
+from carmad.config import Preconditions, Settings
 from carmad.core.gpus.idling import ladder
 from carmad.errors import CarmaError
 
@@ -44,13 +44,6 @@ def _leaves(tree: _Tree, above: _Key = ()) -> Iterator[tuple[_Key, Any]]:
 
 _POLICY_KEYS = {field.name for field in fields(Preconditions)}  # below policies.NAME
 _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
-# Names of settings in earlier releases; None: removed, and ignored.
-_FORMER: dict[_Key, _Key | None] = {
-    ("monitor", "outsider_mib"): ("monitor", "external_mib"),
-    ("retention", "events_days"): None,
-    ("retention", "samples_hours"): None,
-    **{(name,): ("policies", name) for name in DECLARED_SINCE},
-}
 _WEIGHTS_OF_USERS = ("fairness", "weights")
 
 
@@ -76,19 +69,15 @@ def as_tree(settings: Settings) -> _Tree:
 
 
 def from_tree(tree: _Tree) -> Settings:
-    """The settings of which this is the tree, also under the names of earlier releases."""
-    _rename(tree)
+    """The settings of which this is the tree."""
     return _validate(tree, _Sources(None, {}))
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
-    given = [(old, name) for name in environ if (old := _key_of(name))]
-    given.sort(key=lambda each: _current(each[0]) == each[0])  # a present name counts: it is last
-    variables = {key: name for old, name in given if (key := _current(old))}
+    variables = {key: name for name in environ if (key := _key_of(name))}
     sources = _Sources(path, variables)
-    _rename(tree)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
     _settings(tree, sources, strict=True)  # so that "5" is no number
@@ -217,21 +206,12 @@ def _key_of(variable: str) -> _Key | None:
     return key if meant else None
 
 
-def _current(key: _Key) -> _Key | None:
-    """A setting's current name; None if it was removed."""
-    for length in (len(key), 1):
-        if key[:length] in _FORMER:
-            now = _FORMER[key[:length]]
-            return now and (*now, *key[length:])
-    return key
-
-
 def _assignment(word: str) -> tuple[_Key, str]:
     name, equals, value = word.partition("=")
     if not equals:
         raise CarmaError(f"--set {word} has no value", "as in --set monitor.window_s=5")
     key = tuple(name.split("."))
-    return _current(key) or key, value
+    return key, value
 
 
 def _validate(tree: _Tree, sources: _Sources) -> Settings:
@@ -283,30 +263,6 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
             tree[name] = {}
         tree = tree[name]
     tree[key[-1]] = value
-
-
-def _rename(tree: _Tree) -> None:
-    """Rename settings from earlier releases. If the current name is also given, it takes
-    precedence."""
-    for (*above, name), now in _FORMER.items():
-        group = _table(tree, above)
-        if group is None or name not in group:
-            continue
-        value = group.pop(name)
-        if now is None or (target := _table(tree, now[:-1], make=True)) is None:
-            continue
-        there = target.setdefault(now[-1], value)
-        if isinstance(value, dict) and isinstance(there, dict):
-            target[now[-1]] = value | there
-
-
-def _table(tree: _Tree, path: Iterable[str], make: bool = False) -> _Tree | None:
-    for name in path:
-        found = tree.setdefault(name, {}) if make else tree.get(name)
-        if not isinstance(found, dict):
-            return None
-        tree = found
-    return tree
 
 
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:

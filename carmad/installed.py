@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import (
     Distribution,
@@ -91,25 +90,16 @@ def _is_there(package: str) -> bool:
 
 
 def conflict() -> CarmaError | None:
-    """What is wrong if the client alone is installed here, too, or an earlier release, which pip
-    knew as `carma`.
-
-    Both have the same files: uninstalling one of them breaks the other.
-    """
-    programs = points("console_scripts").select(name="carmad")
-    names = {f"{point.dist.name} {point.dist.version}" for point in programs if point.dist}
-    others = [
-        f"{name}, an earlier release of CARMA,"
-        for name in sorted(names)
-        if name.split()[0] != DISTRIBUTION
-    ]
-    with suppress(PackageNotFoundError):
-        others.append(f"{CLIENT} {version(CLIENT)}, the client alone,")
-    if not others:
+    """What is wrong if the client alone is installed here, too: both have the same files, so
+    uninstalling one of them breaks the other."""
+    try:
+        other = f"{CLIENT} {version(CLIENT)}"
+    except PackageNotFoundError:
         return None
-    other, pip = others[0], f"{sys.prefix}/bin/pip"
+    pip = f"{sys.prefix}/bin/pip"
     return CarmaError(
-        f"{other} is installed in {sys.prefix} beside {DISTRIBUTION}: they have the same files",
-        f"{pip} uninstall {other.split()[0]}, then install CARMA again from your copy:"
+        f"{other}, the client alone, is installed in {sys.prefix} beside {DISTRIBUTION}: they have"
+        " the same files",
+        f"{pip} uninstall {CLIENT}, then install CARMA again from your copy:"
         f" {pip} install --force-reinstall --no-deps PATH",
     )

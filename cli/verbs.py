@@ -188,12 +188,6 @@ SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
         ),
         Verb("book", "shares", "Book GPUs for your own jobs, or list what is booked and reserved."),
         Verb(
-            "cron",
-            "cron",
-            "Say what to use instead: the system's cron; print the entries you had, for that.",
-            ITSELF,
-        ),
-        Verb(
             "report-step",
             "results",
             "Report how long a training step of a running job takes, and its parts.",

@@ -24,8 +24,8 @@ from carmad.core.jobs.states import Active, JobState
 from tests.waiting import until as until
 
 ME = pwd.getpwuid(os.getuid())
-# An `exit` as release 0.1.0's supervisors write it.
-EXIT_0_1_0 = {
+# An `exit` as supervisors write it.
+EXIT = {
     "code": 3,
     "signal": None,
     "error": "",
@@ -35,6 +35,13 @@ EXIT_0_1_0 = {
     "host_oom_kills": None,
     "stopped": False,
     "interrupted": False,
+    "ended_boot_s": None,
+    "cause": "",
+    "main_ended_boot_s": None,
+    "over_limit": None,
+    "shared_bytes": None,
+    "left": 0,
+    "background": 0,
 }
 
 

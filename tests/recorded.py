@@ -41,7 +41,7 @@ class Recorded(Busy):
 
     def _keep_journal(self) -> None:
         directory, cap_bytes = self._where
-        self.journal = Journal(directory, self.scheduler, "1.2.3", cap_bytes)
+        self.journal = Journal(directory, self.scheduler, cap_bytes)
         self.journal.on_reset(())
         handle = self.scheduler.handle
 

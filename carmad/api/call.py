@@ -230,13 +230,8 @@ def _in_store(store: SqlStore, selection: Selection, scene: Scene) -> Iterator[J
     ids = selection.ids.union(map(JobId, chain(*spans)))
     named = store.rows([id for id in ids if id not in scene.live])
     known = {job.id: job for job in named}
-    arrays = {id for id in ids if _may_be_array(id, scene.live.get(id) or known.get(id))}
+    arrays = {id for id in ids if id not in scene.live and id not in known}
     arrays |= {array for array, _ in selection.tasks}
     if not arrays:
         return iter(named)
     return chain(named, store.history(arrays=arrays, states=ENDED, limit=MAX_IDS * len(arrays)))
-
-
-def _may_be_array(id: JobId, job: Job | None) -> bool:
-    """`job`: the one with this id, if it is known. Until 0.1, an array had its first task's id."""
-    return job is None or (job.spec.array is not None and job.spec.array.array == id)

@@ -72,13 +72,12 @@ class StartRecord:
     at: _Seconds
     follows: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None  # a main process of the owner's
     cgroup: _Text | None = None  # of all that belongs to the attempt
-    answers: bool = False  # it freezes its job, and raises its limit of memory, when asked to
 
 
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How an attempt ended. Records of earlier releases lack some of the last fields."""
+    """How an attempt ended."""
 
     code: Annotated[int, Field(ge=0, le=255)] | None
     signal: Annotated[int, Field(ge=1, le=64)] | None
@@ -89,13 +88,13 @@ class ExitRecord:
     host_oom_kills: Annotated[int, Field(lt=1 << 63)] | None
     stopped: bool
     interrupted: bool
-    ended_boot_s: _Seconds | None = None
-    cause: _Text = ""
-    main_ended_boot_s: _Seconds | None = None
-    over_limit: Annotated[int, Field(lt=1 << 63)] | None = None
-    shared_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    left: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
-    background: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    ended_boot_s: _Seconds | None
+    cause: _Text
+    main_ended_boot_s: _Seconds | None
+    over_limit: Annotated[int, Field(lt=1 << 63)] | None
+    shared_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None
+    left: Annotated[int, Field(ge=0, lt=1 << 31)]
+    background: Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 _STARTED = TypeAdapter(StartRecord)

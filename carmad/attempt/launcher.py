@@ -293,9 +293,6 @@ class Launcher:
     def _ask(self, job: Job, request: str) -> str:
         """Have its supervisor do that; returns why it did not."""
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
-        started = exits.read_start(directory)
-        if started is None or not started.answers:
-            return "an earlier release of CARMA started it, which did not know how"
         name = os.urandom(8).hex()
         control = self._open_control(job)
         if control is None:

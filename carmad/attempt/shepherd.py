@@ -167,9 +167,7 @@ class Shepherd:
         if started is not None:
             attempt.cgroup = _cgroup(started, attempt.job)
             attempt.pidfd = _open_pidfd(started)
-        # A reader of logs on a dead file server, left by a supervisor of 0.1.0, may hold the lock.
-        over = attempt.pidfd is None and (attempt.directory / supervisor.EXIT).exists()
-        if over or not exits.is_alive(attempt.directory):
+        if not exits.is_alive(attempt.directory):
             if attempt.pidfd is not None:  # it is just ending, or that process is another one
                 ending = select.poll()
                 ending.register(attempt.pidfd, select.POLLIN)
@@ -315,6 +313,5 @@ def _open_pidfd(started: exits.StartRecord) -> int | None:
 
 
 def _cgroup(started: exits.StartRecord, job: Job) -> str | None:
-    """The attempt's cgroup. A supervisor of release 0.1.0 did not record it, but is in it."""
-    found = started.cgroup or cgroup.cgroup_of(started.pid)
+    found = started.cgroup
     return found if found and cgroup.is_of(found, job.id, job.attempt) else None

@@ -8,12 +8,10 @@ directory:
 - `lock`     held (flock) for as long as a supervisor lives
 - `started`  JSON: pid, start_ticks, boot_id (as the daemon that launched it sees it), at; cgroup
              (of all that belongs to the attempt, null if it has none); `follows`: the pid of the
-             main process, if the job's owner started it; `answers`: true, as it knows the requests
-             that have an answer. On disk before the job is forked; if it exists, no supervisor
-             starts the job again
-- `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a
-             separate line, as supervisors of 0.1.0 ignore lines that they do not know. `until
-             BOOT_S`: when to end the job as out of time, in seconds since boot. `follow PID
+             main process, if the job's owner started it. On disk before the job is forked; if it
+             exists, no supervisor starts the job again
+- `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`;
+             `until BOOT_S`: when to end the job as out of time, in seconds since boot; `follow PID
              START_TICKS`: another process that the owner started; answered by a link (`joined`).
              `freeze 1 NAME`, `freeze 0 NAME`: let none of the job's processes run, or all again;
              `allow BYTES NAME`: of the host's memory. Both are answered by a dangling link
@@ -334,7 +332,7 @@ def why_stopped(directory: str | os.PathLike[str] = ".") -> str:
     """The cause in `stop`; "" if there is none."""
     try:
         return os.readlink(os.path.join(directory, STOP))
-    except OSError:  # it does not exist, or is a file, as in an earlier release
+    except OSError:
         return ""
 
 
@@ -421,7 +419,7 @@ def supervise(directory: str) -> None:
         STARTED,
         f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{launch.boot_id}", '
         f'"at": {started_at}, "follows": {follows}, '
-        f'"cgroup": {quote(group and whole)}, "answers": true}}\n'.encode(),
+        f'"cgroup": {quote(group and whole)}}}\n'.encode(),
     )
     sync_directory("..")  # the launcher made our directory without syncing it
 

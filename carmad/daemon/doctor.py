@@ -32,7 +32,6 @@ from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.notify.mail import SENDMAIL, find_sendmail
 from carmad.readable import gib
-from carmad.store.damage import FOLDER
 from carmad.store.sql import SqlStore
 
 MIB = 1 << 20
@@ -92,7 +91,6 @@ def checks(
         *_mail(settings),
         *_state(store.path.parent),
         *_damage(store),
-        *_crontabs(store),
         *_records(store),
         _systemd(systemd),
         *_launches(outage),
@@ -319,19 +317,8 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
 
 def _damage(store: SqlStore) -> Iterator[CheckOut]:
     for what, why in store.damage.reasons().items():
-        hint = "It is skipped in all output. A backup may have it intact."
+        hint = "A backup may have it intact."
         yield verdict("damage", None, f"{what} in the database cannot be read: {why}", hint)
-    for path in sorted((store.path.parent / FOLDER).glob("*.json")):
-        detail = f"a job that had not ended could not be read; its record is {path}"
-        yield verdict(
-            "damage", None, detail, "Let its owner submit it again, then remove the file."
-        )
-
-
-def _crontabs(store: SqlStore) -> Iterator[CheckOut]:
-    if users := store.crontabs():
-        told = "entries of `carma cron` run no more; their owners can print them with it"
-        yield verdict("crontabs", True, f"{told}: {', '.join(sorted(set(users)))}")
 
 
 def _records(store: SqlStore) -> Iterator[CheckOut]:

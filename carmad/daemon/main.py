@@ -96,7 +96,6 @@ def _log_to(path: str | None) -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, handlers=handlers)
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for whatever garbage it is sent
 
 

@@ -63,7 +63,6 @@ from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
 from carmad.guards import GuardedFollower, Trouble
 from carmad.http.server import Server
-from carmad.installed import VERSION
 from carmad.learning.models import Model
 from carmad.learning.trained import Models
 from carmad.notify.post import Post
@@ -228,7 +227,6 @@ class Daemon:
         self._journal = Journal(
             self._state_dir / "journal",
             scheduler,
-            VERSION,
             settings.retention.journal_mib << 20,
             self._past.submissions,
         )

@@ -92,7 +92,7 @@ class MpsDaemon:
             flags, served = "", ""
         if tuple(flags.split()) != self._flags:
             return "with another mps_multiuser"
-        missing = set(gpus) - set(served.split()) if served else ()  # release 0.1.0 noted no GPUs
+        missing = set(gpus) - set(served.split())
         return f"without {', '.join(sorted(missing))}" if missing else ""
 
     def quit(self) -> bool:

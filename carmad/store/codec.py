@@ -1,6 +1,6 @@
 """Converts the core's values to rows and to JSON, and back.
 
-pydantic derives the JSON from the dataclasses. Old rows stay readable as long as new fields have
+pydantic derives the JSON from the dataclasses. Rows stay readable as long as new fields have
 defaults; fields that were removed are ignored.
 """
 
@@ -28,7 +28,6 @@ from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Account
 from carmad.learning.models import Model
 from carmad.store.damage import expect
-from carmad.store.former import in_current_names, is_current, translate
 from carmad.store.values import Transition
 
 # -- as JSON
@@ -41,8 +40,8 @@ decode_account = TypeAdapter(Account).validate_json
 decode_limit = TypeAdapter(Limit).validate_json
 decode_reservation = TypeAdapter(Reservation).validate_json
 drain_of = TypeAdapter(Drain).validate_python  # from a table's row
-_decode_decision = TypeAdapter(Decision).validate_json
-_JOB = TypeAdapter(Job)
+decode_decision = TypeAdapter(Decision).validate_json
+decode_job = TypeAdapter(Job).validate_json
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 
 
@@ -54,19 +53,13 @@ def encode_job(job: Job) -> str:
     return _JOB_AS_IS.dump_json(job).decode()
 
 
-def decode_job(text: str) -> Job:
-    return _JOB.validate_json(text) if is_current(text) else _JOB.validate_python(translate(text))
-
-
 def encode(value: Account | Decision | Limit | Model | Reservation) -> str:
     return to_json(value).decode()
 
 
 def decode_summary(text: str) -> JobSummary:
     """Of a job's JSON only what reports need, in half the time."""
-    its = _adapter(JobSummary)
-    current = is_current(text)
-    found: JobSummary = its.validate_json(text) if current else its.validate_python(translate(text))
+    found: JobSummary = _adapter(JobSummary).validate_json(text)
     return found
 
 
@@ -76,10 +69,6 @@ def decode_profile(text: str) -> Profile:
 
 
 _adapter = cache(TypeAdapter)  # made when first needed: a daemon may never be
-
-
-def decode_decision(text: str) -> Decision:
-    return _decode_decision(in_current_names(text.encode()))
 
 
 def decode_model(text: str) -> Model:

@@ -1,5 +1,5 @@
-"""The SQLite file: opened the way CARMA needs it, copied to `backups/` beside it, and upgraded; and
-its errors, explained.
+"""The SQLite file: opened the way CARMA needs it, and copied to `backups/` beside it; and its
+errors, explained.
 
 The file is opened only through SQLite: closing another descriptor of it would drop the locks that
 this process holds.
@@ -13,31 +13,14 @@ import sqlite3
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import (
-    URL,
-    Column,
-    Connection,
-    Engine,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    create_engine,
-    event,
-    insert,
-    inspect,
-    select,
-)
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from carmad.errors import CarmaError, Hopeless
 from carmad.store.tables import METADATA
-
-if TYPE_CHECKING:
-    from alembic.config import Config
 
 # -- backups
 
@@ -119,7 +102,7 @@ def last_id_backed_up(state_dir: Path) -> int:
 
 
 def _is_whole(copy: Path) -> bool:
-    tables = _query(copy, "SELECT 1 FROM alembic_version")
+    tables = _query(copy, "SELECT 1 FROM sqlite_master WHERE name = 'jobs'")
     return tables is not None and _query(copy, "PRAGMA quick_check(1)") == ("ok",)
 
 
@@ -145,67 +128,31 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-# -- tables: Alembic is only imported to upgrade, as that takes as long as all of the store
+# -- tables
 
-MIGRATIONS = str(Path(__file__).with_name("migrations"))
-
-# As Alembic itself would create it.
-_VERSION = Table(
-    "alembic_version",
-    MetaData(),
-    Column("version_num", String(32), nullable=False),
-    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
-)
+SCHEMA = 2  # kept as the file's `user_version`: raised when the tables change
 
 
-def schema_revision(connection: Connection) -> str | None:
-    """The revision of the tables; None for a database without tables."""
-    if not inspect(connection).has_table(_VERSION.name):
-        return None
-    found: str | None = connection.scalar(select(_VERSION.c.version_num))
-    return found
-
-
-def needs_upgrade(current: str | None) -> bool:
-    """Whether tables at revision `current` have to be upgraded."""
-    known = _revisions()
-    if current not in {None, *known}:
-        raise Hopeless(
-            f"the database was made by a newer release of CARMA (schema {current})",
-            "Install that release again, or restore a backup made by this one.",
-        )
-    return current != known[-1]
-
-
-def create_tables(connection: Connection) -> None:
-    """Create the tables of this release, the same that all migrations together make."""
-    METADATA.create_all(connection, checkfirst=False)
-    _VERSION.create(connection)
-    connection.execute(insert(_VERSION).values(version_num=_revisions()[-1]))
-
-
-def upgrade_tables(connection: Connection) -> None:
-    """Runs in the caller's transaction: a failed migration leaves no trace."""
-    from alembic import command
-
-    config = _alembic_config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
-
-
-def _revisions() -> list[str]:
-    """All of them, oldest first: a migration's file begins with its revision."""
-    return sorted(
-        script.name.partition("_")[0] for script in Path(MIGRATIONS).glob("versions/*_*.py")
+def has_tables(connection: Connection, path: Path) -> bool:
+    """Raises Hopeless if the tables are of another version: they are left as they are."""
+    found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if found == SCHEMA:
+        return True
+    if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one() == 0:
+        return False
+    whose = "a newer" if found > SCHEMA else "an earlier"
+    folder = path.parent
+    raise Hopeless(
+        f"the database {path} was made by {whose} version of CARMA (schema {found}; this version"
+        f" has schema {SCHEMA}). It is left as it is",
+        f"Go on with the version that made it. To start afresh: let its jobs end, stop carmad, and"
+        f" keep the folder elsewhere: mv {folder} {folder}.schema-{found}",
     )
 
 
-def _alembic_config() -> Config:
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", MIGRATIONS)
-    return config
+def create_tables(connection: Connection) -> None:
+    METADATA.create_all(connection, checkfirst=False)
+    connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA}")
 
 
 DatabaseErrors = (sqlite3.Error, DBAPIError)  # raw while connecting, wrapped from then on

@@ -40,8 +40,8 @@ from carmad.core.rules.share import Account, Ranks
 from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.errors import CarmaError
+from carmad.installed import VERSION
 from carmad.learning.models import Model
-from carmad.store.former import begin_in_current_form, event_in_current_form, in_current_names
 
 T = TypeVar("T")
 
@@ -106,13 +106,11 @@ class Journal(Follower):
         self,
         directory: Path,
         core: Scheduler,
-        version: str,
         cap_bytes: int,
         submissions: Sequence[Submission] = (),
     ) -> None:
         self._directory = directory
         self._core = core
-        self._version = version
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
         self._submissions: Counter[tuple[float, int]] = Counter()  # in order of time
@@ -214,7 +212,7 @@ class Journal(Follower):
     def _state(self) -> Begin:
         core, scene = self._core, self._core.snapshot(self._now)
         return Begin(
-            self._version,
+            VERSION,
             core.settings,
             tuple(
                 replace(job, usage=scene.usage[id]) if id in scene.usage else job
@@ -314,7 +312,12 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
 
 
 def _begin(told: Any) -> Begin:
-    begin: Begin = _adapter(Begin).validate_python(begin_in_current_form(told))
+    if told["carma"] != VERSION:
+        raise CarmaError(
+            f"the journal was recorded by carmad {told['carma']}, and this is {VERSION}",
+            "Replay it with the version that recorded it.",
+        )
+    begin: Begin = _adapter(Begin).validate_python(told)
     return begin
 
 
@@ -387,13 +390,13 @@ def _bare(event: Event) -> Event:
 def _decode(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:
     number, text = line
     try:
-        return decode(from_json(in_current_names(text)))
+        return decode(from_json(text))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CarmaError(f"line {number} of {path} is invalid: {error!s:.500}") from error
 
 
 def _event(kind: str, body: Any) -> Event:
-    event: Event = _adapter(_EVENTS[kind]).validate_python(event_in_current_form(body))
+    event: Event = _adapter(_EVENTS[kind]).validate_python(body)
     return event
 
 

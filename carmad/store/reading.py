@@ -28,17 +28,15 @@ from carmad.core.jobs.tasks import JobsById, Outcome
 from carmad.core.placing.decision import Decision
 from carmad.core.rules.limits import Limit
 from carmad.core.rules.share import Account
-from carmad.errors import CarmaError
 from carmad.options import MAX_TASKS
 from carmad.store import codec, queries, retention
 from carmad.store.codec import Row, job_of, transition_of
-from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
+from carmad.store.damage import Damage, as_text, expect_live, is_text, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.queries import Order, Search
 from carmad.store.secrets import SecretFiles, Variables
 from carmad.store.tables import (
     ACCOUNTS,
-    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -75,20 +73,26 @@ _LAST_ID = text(
 )
 _LIMIT_ROWS = select(LIMITS.c.id, LIMITS.c.subject, LIMITS.c.body)
 _STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
-_JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # enough to make a job
+# What a job is made of, and if its body is damaged, what stands in for it.
+_JOB_COLUMNS = (
+    *(JOBS.c.id, JOBS.c.state, JOBS.c.user, JOBS.c.uid, JOBS.c.name, JOBS.c.submitted_at),
+    *(JOBS.c.started_at, JOBS.c.ended_at, JOBS.c.attempt, JOBS.c.gpus, JOBS.c.tasks, JOBS.c.body),
+)
+_NAMES = ", ".join(f"jobs.{column.name}" for column in _JOB_COLUMNS)
+_JOB_ROWS = select(*_JOB_COLUMNS)
 # Tasks of an array may be one row, which has the id of the first.
 _ROW_OF = text(
     "(SELECT id FROM jobs WHERE id + tasks > :id"
     " AND id = (SELECT max(id) FROM jobs WHERE id <= :id))"
 )
 _GIVEN_ROWS = text(
-    "SELECT id, ended_at, body FROM jobs WHERE id IN"
+    f"SELECT {_NAMES} FROM jobs WHERE id IN"
     " (SELECT (SELECT max(id) FROM jobs WHERE id <= value) FROM json_each(:ids)) ORDER BY id"
-).columns(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
+).columns(*_JOB_COLUMNS)
 _ROWS_IN_ORDER = text(
-    "SELECT jobs.id, ended_at, body FROM json_each(:ids) AS wanted"
+    f"SELECT {_NAMES} FROM json_each(:ids) AS wanted"
     " JOIN jobs ON jobs.id = wanted.value ORDER BY wanted.key"
-).columns(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
+).columns(*_JOB_COLUMNS)
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
 
@@ -110,11 +114,7 @@ class Reader:
         self._secrets = SecretFiles(path.parent)
 
     def restore(self) -> Restored:
-        live = (
-            select(JOBS)
-            .where(or_(JOBS.c.state.in_(_LIVE), JOBS.c.ended_at.is_(None)))
-            .order_by(JOBS.c.id)
-        )
+        live = _JOB_ROWS.where(or_(JOBS.c.state.in_(_LIVE), JOBS.c.ended_at.is_(None)))
         ended = (
             select(JOBS.c.id, JOBS.c.state, JOBS.c.tasks)
             .where(JOBS.c.ended_at.is_not(None), JOBS.c.state.in_(ENDED))
@@ -122,7 +122,7 @@ class Reader:
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
-            jobs = [dict(row) for row in connection.execute(live).mappings()]
+            rows = connection.execute(live.order_by(JOBS.c.id)).all()
             ends = connection.execute(ended).all()[::-1]
             by_gpu = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings()
             drains = [dict(row) for row in by_gpu]
@@ -132,7 +132,7 @@ class Reader:
             kept = connection.execute(select(RESERVATIONS).order_by(RESERVATIONS.c.id)).all()
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
-            jobs=tuple(map(self._live, jobs)),
+            jobs=tuple(map(self._live, rows)),
             ended=tuple(
                 Outcome(JobId(id), JobState(state), _count(tasks)) for id, state, tasks in ends
             ),
@@ -205,13 +205,7 @@ class Reader:
         return tuple((name, value) for name, value in self._secrets.read(its.id) or ())
 
     def job(self, job_id: JobId) -> Job | None:
-        """Raises CarmaError if its row cannot be read."""
-        found = next(iter(self.jobs([job_id])), None)
-        if found is None and self.existing([job_id]):
-            raise CarmaError(
-                f"the record of job {job_id} is damaged", "See carmad's log for details."
-            )
-        return found
+        return next(iter(self.jobs([job_id])), None)
 
     def jobs(self, ids: Collection[JobId]) -> list[Job]:
         """Those that exist, in id order."""
@@ -255,18 +249,6 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
-
-    def crontab(self, user: str, uid: int) -> str:
-        """What an account had in `carma cron`; "": nothing."""
-        its = CRONTABS.c
-        query = select(its.text).where(its.user == user, its.uid == uid)
-        with self._reading() as connection:
-            return connection.scalar(query) or ""
-
-    def crontabs(self) -> list[str]:
-        """The users who had one."""
-        with self._reading() as connection:
-            return list(connection.scalars(select(CRONTABS.c.user).order_by(CRONTABS.c.user)))
 
     def users(self) -> list[str]:
         """The names of all users who have jobs."""
@@ -441,7 +423,15 @@ class Reader:
 
     def _decode(self, rows: Iterable[Any]) -> Iterator[Job]:
         """The jobs in rows of `_JOB_ROWS`."""
-        return self._readable(rows, job_of, lambda row: f"job {row.id}")
+        return (self._job(row, job_of) for row in rows)
+
+    def _job(self, row: Found[Any], decode: Callable[[Any], Job]) -> Job:
+        """The job in a row, or what stands in for it."""
+        try:
+            return decode(row)
+        except (ValueError, TypeError) as error:
+            self.damage.note(f"job {row.id}", error)
+            return stand_in(row._mapping)
 
     def _read_ran(self, rows: Iterable[Any]) -> Iterator[JobSummary]:
         return self._readable(
@@ -472,13 +462,8 @@ class Reader:
             lambda row: f"limit {row.id} of {as_text(row.subject)}",
         )
 
-    def _live(self, row: Row) -> Job:
-        """A job that has not ended, or its stand-in."""
-        try:
-            return expect_live(codec.decode_job(row["body"]), row["id"])
-        except (ValueError, TypeError) as error:
-            set_aside(self.path.parent, row, error)
-            return stand_in(row)
+    def _live(self, row: Found[Any]) -> Job:
+        return self._job(row, lambda row: expect_live(codec.decode_job(row.body), row.id))
 
     def _drain(self, row: Row) -> Drain:
         """A drain; an unreadable one still drains its GPU."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
@@ -175,7 +174,7 @@ class SqlStore(Reader):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Check and upgrade the database at `path`, or create it if there is none."""
+        """Check the database at `path`, or create it if there is none."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             expect_database(path)
@@ -186,7 +185,7 @@ class SqlStore(Reader):
         store = cls(path, connect(path))
         try:
             store._expect_intact()
-            store._migrate()
+            store._create_tables()
             store._step = store._last_step()
             store._written.update(store.users())
             store._forget_secrets()
@@ -339,7 +338,8 @@ class SqlStore(Reader):
 
     def backup(self, keep: int) -> Path:
         """Make a copy in `backups/` beside the database, and keep only the newest `keep`."""
-        copy = self._copy()
+        with self._explain():
+            copy = database.back_up(self._engine, self.path.parent)
         database.prune_backups(self.path.parent, keep)
         return copy
 
@@ -382,41 +382,13 @@ class SqlStore(Reader):
         if verdict != "ok":
             raise damage(self.path, verdict)
 
-    def _migrate(self) -> None:
+    def _create_tables(self) -> None:
         with self._transaction() as connection:
-            current = database.schema_revision(connection)
-        if not database.needs_upgrade(current):
-            return
-        if current is None:
-            expect_backed_up(self.path)
-            with self._transaction() as connection:
-                database.create_tables(connection)
-            return
-        copy = self._copy()
-        try:
-            self._upgrade()
-        except BaseException:
-            copy.unlink(missing_ok=True)  # equal to the database, and every try makes one
-            raise
-
-    def _upgrade(self) -> None:
-        # Copying a table drops the old one, which would also delete the rows that refer to it.
-        self._set_foreign_keys("OFF")
+            if database.has_tables(connection, self.path):
+                return
+        expect_backed_up(self.path)
         with self._transaction() as connection:
-            database.upgrade_tables(connection)
-            broken = connection.execute(text("PRAGMA foreign_key_check")).first()
-            if broken is not None:
-                raise CarmaError(f"upgrading {self.path} broke a reference: {broken}")
-        self._set_foreign_keys("ON")
-
-    def _set_foreign_keys(self, mode: str) -> None:
-        """Must be called outside a transaction: inside one, SQLite ignores it."""
-        with closing(self._engine.raw_connection()) as connection:
-            connection.cursor().execute(f"PRAGMA foreign_keys = {mode}")
-
-    def _copy(self) -> Path:
-        with self._explain():
-            return database.back_up(self._engine, self.path.parent)
+            database.create_tables(connection)
 
     def _last_step(self) -> int:
         with self._transaction() as connection:

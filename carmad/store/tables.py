@@ -1,4 +1,4 @@
-"""The tables, for SQLAlchemy Core. A change here needs a migration.
+"""The tables, for SQLAlchemy Core. A change here needs another `database.SCHEMA`.
 
 `body` is the complete value as JSON (`codec`); the other columns repeat fields that queries use.
 """
@@ -22,7 +22,6 @@ from sqlalchemy import (
     text,
 )
 
-# SQLite alters a table by copying it, and can only drop a constraint that has a name.
 METADATA = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -68,8 +67,7 @@ JOBS = Table(
         *("name", "submitted_at", "started_at", "gpu_seconds", "uid"),
         sqlite_where=text("ended_at IS NOT NULL"),
     ),
-    # Ids are never reused, not even after a purge. A migration that copies this table must carry
-    # its row of sqlite_sequence over.
+    # Ids are never reused, not even after a purge.
     sqlite_autoincrement=True,
 )
 
@@ -177,16 +175,6 @@ RESERVATIONS = Table(
     METADATA,
     Column("id", Integer, primary_key=True),
     Column("body", Text, nullable=False),
-)
-
-# What users had in `carma cron`, which is gone: only to be read.
-CRONTABS = Table(
-    "crontabs",
-    METADATA,
-    Column("user", Text, nullable=False),
-    Column("uid", Integer, nullable=False),
-    Column("text", Text, nullable=False),
-    PrimaryKeyConstraint("user", "uid"),
 )
 
 # One row: the clock that the times in the other tables refer to.

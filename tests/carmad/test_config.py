@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad import registry
-from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
-from carmad.configfile import by_name, change, dump, from_tree, load
+from carmad.config import Limits, Monitor, Preconditions, Risk, Settings
+from carmad.configfile import by_name, change, dump, load
 from carmad.errors import CarmaError
 from policies.lucid import LucidSettings
 
@@ -114,29 +114,6 @@ def test_settings_that_a_plugin_declares(path: Path) -> None:
     assert load(path, {}) == Settings(), "the default, and no preconditions of its own"
 
 
-def test_a_variable_s_present_name_counts() -> None:
-    old, new = {"CARMA_MONITOR__OUTSIDER_MIB": "300"}, {"CARMA_MONITOR__EXTERNAL_MIB": "700"}
-    for environ in (old | new, new | old):
-        assert load(None, environ).monitor.external_mib == 700
-
-
-def test_the_names_of_0_1_0_still_work(path: Path) -> None:
-    """Then the settings of these policies were CARMA's own: `[lucid]`, not `[policies.lucid]`."""
-    path.write_text("[lucid]\nsharing_capacity = 3\noff_below = 1.0\n[asrpt]\nreserve = true\n")
-    found = load(path, {"CARMA_CUCKOO__WEIGHT": "0.5", "CARMA_LUCID__OFF_BELOW": "4"})
-    assert found.plugins == {
-        "policies.lucid": {"sharing_capacity": 3, "off_below": 4.0},
-        "policies.asrpt": {"reserve": True},
-        "policies.cuckoo": {"weight": 0.5},
-    }
-    assert change(found, ["lucid.sharing_capacity=1"]).plugins["policies.lucid"] == {
-        "sharing_capacity": 1,
-        "off_below": 4.0,
-    }
-    path.write_text("[lucid]\nsharing_capacity = 3\n[policies.lucid]\nsharing_capacity = 1\n")
-    assert load(path, {}).plugins == {"policies.lucid": {"sharing_capacity": 1}}
-
-
 MISTAKES = {
     # file, environment: message, hint
     ("windw_s = 1", ""): ("FILE: windw_s is not a setting", "Did you mean monitor.window_s?"),
@@ -181,7 +158,6 @@ MISTAKES = {
     ("[policies.lucid]\noff_below = inf", ""): ("off_below is inf, but should be a finite", ""),
     ("[policies.lucid]\nof_below = 1", ""): ("is not a setting", "policies.lucid.off_below?"),
     ("[policies]\nlucid = 1", ""): ("policies.lucid should be a table, not 1", ""),
-    ("lucid = 1", ""): ("policies.lucid should be a table, not 1", ""),
     ("policy = ", ""): ("FILE is not valid TOML", "toml.io"),
     ("", "CARMA_MONITOR__WINDOW_S=x"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
     ("", "CARMA_MONITOR__WINDOW_S=-1"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
@@ -195,18 +171,6 @@ MISTAKES = {
         "Did you mean CARMA_MONITOR__WINDOW_S?",
     ),
 }
-
-
-def test_settings_of_earlier_releases_are_read(path: Path) -> None:
-    gone = "events_days = 3\nsamples_hours = 9"
-    path.write_text(f"[retention]\n{gone}\nended_days = 9\n[monitor]\noutsider_mib = 9\n")
-    environ = {"CARMA_RETENTION__EVENTS_DAYS": "4"}
-    expected = Settings(retention=Retention(ended_days=9), monitor=Monitor(external_mib=9))
-    assert load(path, environ) == expected
-    changed = replace(expected, monitor=Monitor(external_mib=8))
-    assert load(path, environ | {"CARMA_MONITOR__OUTSIDER_MIB": "8"}) == changed
-    path.write_text("[monitor]\noutsider_mib = 9\nexternal_mib = 7\n")
-    assert load(path, {}).monitor.external_mib == 7
 
 
 @pytest.mark.parametrize(("given", "said"), MISTAKES.items())
@@ -275,9 +239,3 @@ def test_every_setting_is_named_as_set_takes_it() -> None:
     assert {name: (before[name], after[name]) for name in after if before[name] != after[name]} == {
         "policies.lucid.sharing_capacity": (2, 1)
     }
-
-
-def test_a_tree_of_an_earlier_release_is_read_under_the_names_of_today() -> None:
-    found = from_tree({"monitor": {"outsider_mib": 700}, "lucid": {"sharing_capacity": 1}})
-    assert found.monitor.external_mib == 700
-    assert found.plugins == {"policies.lucid": {"sharing_capacity": 1}}

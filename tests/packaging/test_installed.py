@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import os
 import subprocess
 import sys
 import sysconfig
@@ -14,10 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from carmad import installed
-from cli import main as carma
-from cli.commands import doctor
-from tests.daemon import Carmad
 from tests.shared import made_once
 from tests.waiting import PATIENCE_S
 
@@ -177,42 +172,3 @@ def test_others_packages_may_have_the_names_of_our_folders(
     env.run("python", "-c", OWN_AND_THEIRS)
     assert "List running and waiting jobs" in env.run("carma", "queue", "--help")
     assert "theirs" in env.run("carma", "completion", "bash")
-
-
-@pytest.fixture
-def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path in which pip seems to have installed `carma`, as CARMA was once."""
-    info = tmp_path / "earlier/carma-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Name: carma\nVersion: 0.1.0\n", encoding="utf-8")
-    programs = "[console_scripts]\ncarma = cli.main:main\ncarmad = carmad.daemon.main:main\n"
-    (info / "entry_points.txt").write_text(programs, encoding="utf-8")
-    monkeypatch.syspath_prepend(info.parent)
-    return info
-
-
-def test_doctor_says_that_an_earlier_release_is_installed_too(
-    earlier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "_why_unusable", lambda: "")
-    monkeypatch.setenv("CARMA_SOCKET", str(earlier / "nobody"))
-    assert carma.run(["doctor"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "carma 0.1.0, an earlier release of CARMA, is installed" in said
-    assert "pip uninstall carma, then install CARMA again" in said
-
-
-def test_another_projects_carma_is_no_conflict(earlier: Path) -> None:
-    (earlier / "entry_points.txt").write_text("[console_scripts]\ncarma = x:y\n", encoding="utf-8")
-    assert installed.conflict() is None
-
-
-def test_carmad_logs_that_an_earlier_release_is_installed_too(
-    earlier: Path, tmp_path: Path
-) -> None:
-    carmad = Carmad(tmp_path, PYTHONPATH=f"{earlier.parent}{os.pathsep}{ROOT}")
-    try:
-        carmad.start_cold()
-    finally:
-        carmad.clear_away()
-    assert "carma 0.1.0, an earlier release of CARMA" in carmad.log.read_text(encoding="utf-8")

@@ -190,7 +190,7 @@ def on_estimated(state: State, event: Estimated) -> None:
         return
     job = _with_estimate(state, job, event)
     estimate = job.estimate
-    if job.waits and not job.prediction:  # of an earlier release; or nobody could say
+    if job.waits and not job.prediction:  # nobody could say
         job = with_history(state, job, event.at)
     state.ledger.put(job)
     if event.note and not estimate:

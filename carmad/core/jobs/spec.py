@@ -28,7 +28,7 @@ class After:
 
     job: JobId
     kind: AfterKind = AfterKind.OK
-    label: str = ""  # what people call the job; "": it was submitted to 0.1
+    label: str = ""  # what people call the job
 
     def __str__(self) -> str:
         return f"job {self.label or self.job}"
@@ -37,7 +37,7 @@ class After:
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
     """A job's place in an array. The array has an id of its own, so that each id names either one
-    job or an array; one that was submitted to 0.1 has that of its first job."""
+    job or an array."""
 
     array: JobId
     index: int

@@ -4,7 +4,6 @@ processes were alive at that time."""
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import pwd
@@ -33,7 +32,7 @@ from carmad.attempt.shepherd import Shepherd
 from carmad.core.jobs.attempt import Cause, JobId
 from carmad.core.jobs.job import Job
 from carmad.errors import CarmaError
-from tests.attempts import EXIT_0_1_0, Bench, in_a_unit, is_gone, until
+from tests.attempts import EXIT, Bench, in_a_unit, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a unit's cgroup")
 
@@ -165,20 +164,6 @@ def test_a_job_that_has_not_begun_when_its_supervisor_is_killed_never_begins(far
     until(lambda: is_gone(int(child)), "it to be gone")
     os.close(log)
     assert not (farm.cwd / "began").exists()
-
-
-def test_an_attempt_has_ended_although_its_lock_is_held(farm: Farm) -> None:
-    """As by a reader of its logs, on a dead file server, that a supervisor of 0.1.0 gave up."""
-    job = farm.job("true")
-    directory = farm.directory(job)
-    directory.mkdir()
-    started = '{"pid": 2147483647, "start_ticks": 1, "boot_id": "", "at": 5.0}'
-    (directory / supervisor.STARTED).write_text(started)
-    (directory / supervisor.EXIT).write_text(json.dumps(EXIT_0_1_0))
-    with (directory / supervisor.LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        farm.shepherd.watch(job)
-        assert farm.report().code == 3
 
 
 def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:
@@ -585,23 +570,6 @@ def test_a_systemd_that_does_not_answer_is_asked_again(
         Launcher(farm.state, systemd=True, kill_grace_s=30).launch(farm.job("true"), {})
 
 
-def test_a_stop_says_why_in_a_line_that_supervisors_of_0_1_0_pass_over(farm: Farm) -> None:
-    """They parse everything after `stop` as a number, and ignore unknown lines."""
-    job = farm.job("true")
-    farm.directory(job).mkdir()
-    os.mkfifo(farm.directory(job) / supervisor.CONTROL)
-    control = os.open(farm.directory(job) / supervisor.CONTROL, os.O_RDWR | os.O_NONBLOCK)
-    for cause in (Cause.CANCELLED, Cause.TIME_LIMIT, Cause.PREEMPTED, None):
-        farm.launcher.stop(changed(job, stop=cause), 30.0)
-    lines = os.read(control, 4096).decode().splitlines()
-    os.close(control)
-    assert [float(line[5:]) for line in lines if line.startswith("stop ")] == [30.0] * 4
-    assert [line for line in lines if not line.startswith("stop ")] == [
-        "because cancelled",
-        "because time_limit",
-    ]
-
-
 @pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.TIME_LIMIT])
 @pytest.mark.parametrize("begun", [True, False])
 def test_an_attempt_keeps_why_it_was_stopped_for_good(
@@ -637,11 +605,11 @@ def test_an_attempt_that_is_stopped_to_be_sent_back_does_not_say_so(farm: Farm) 
 ELSEWHERE = '{"pid": 1, "start_ticks": 1, "boot_id": "another boot", "at": 5.0}'
 
 
-def test_a_record_of_the_last_release_is_read(farm: Farm) -> None:
+def test_a_record_of_another_boot_is_read(farm: Farm) -> None:
     job = farm.job("true")
     farm.directory(job).mkdir()
     (farm.directory(job) / supervisor.STARTED).write_text(ELSEWHERE)
-    (farm.directory(job) / supervisor.EXIT).write_text(json.dumps(EXIT_0_1_0))
+    (farm.directory(job) / supervisor.EXIT).write_text(json.dumps(EXIT))
     farm.shepherd.watch(job)
     ended = farm.report()
     assert (ended.code, ended.ended_at, ended.stopped, ended.cause) == (3, 2.0, False, None)
@@ -659,7 +627,7 @@ def test_a_record_of_the_last_release_is_read(farm: Farm) -> None:
         "\0" * 64,
         '"' + "x" * (2 << 20),
         *(
-            json.dumps(EXIT_0_1_0 | change)
+            json.dumps(EXIT | change)
             for change in (
                 {"code": "3"},
                 {"code": True},

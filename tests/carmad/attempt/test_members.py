@@ -200,18 +200,6 @@ def test_a_supervisor_that_does_not_answer_freezes_nothing(
 
 
 @as_root
-def test_a_supervisor_of_an_earlier_release_is_not_asked(in_groups: Bench) -> None:
-    job = in_groups.launch(in_groups.job("sh", "-c", COUNT))
-    until(in_groups.lines, "the job to speak")
-    path = in_groups.directory(job) / supervisor.STARTED
-    path.write_text(path.read_text().replace(', "answers": true', ""))
-    assert "an earlier release" in in_groups.launcher.freeze(job)
-    assert in_groups.launcher.thaw(job) == ""
-    in_groups.launcher.stop(job, 0.0)
-    in_groups.ended(job)
-
-
-@as_root
 def test_its_user_can_neither_thaw_it_nor_ask_for_that(in_groups: Bench) -> None:
     job = in_groups.launch(in_groups.job("sh", "-c", COUNT))
     until(in_groups.lines, "the job to speak")

@@ -27,7 +27,7 @@ from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import NvmlLimiter
-from tests.attempts import EXIT_0_1_0, make_job, until
+from tests.attempts import ENDED, make_job, until
 from tests.carmad.daemon.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S
 
@@ -48,7 +48,7 @@ if [ -L "$directory/stop" ]; then exit 1; fi
 cp "$here/started" "$here/exit" "$directory"
 """
 STARTED = {"pid": 1, "start_ticks": 1, "boot_id": "another", "at": 1.0}
-EXIT = EXIT_0_1_0 | {"code": 0}
+EXIT = ENDED | {"code": 0}
 
 
 class Soon:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,6 @@ from carmad.core.jobs.job import Job, Retry
 from carmad.core.jobs.spec import After, AfterKind
 from carmad.core.jobs.states import TRANSITIONS, JobState
 from carmad.core.messages import Exited
-from carmad.store import codec
 from recovery import ladder
 
 GPU = a_gpu().id
@@ -234,36 +232,3 @@ def test_a_job_that_would_wait_in_vain_is_not_requeued() -> None:
     verdict = control.requeue(job, {JobId(7): JobState.TIMED_OUT})
     assert verdict == Verdict("depends on job 7, which ended as timed out", False, True)
     assert control.requeue(job, {JobId(7): JobState.SUCCEEDED}).acts
-
-
-def as_stored(state: JobState, stop: Cause | None, requeued_after: int = 0) -> Job:
-    """A job, as an earlier release stored it, that has ended at the very time at which its last
-    attempt did."""
-    body = json.loads(codec.encode_job(a_job(requeued_after=requeued_after)))
-    del body["status"], body["earlier"]
-    over = {"number": 1, "gpus": [GPU], "started_at": 1.0, "stop": stop, "ended_at": 9.0}
-    over["exit"] = {"cause": Cause.GPU_OOM}
-    body |= {"state": state, "ended_at": 9.0, "attempts": [over]}
-    return codec.decode_job(json.dumps(body))
-
-
-@pytest.mark.parametrize(
-    ("job", "holds"),
-    [
-        (as_stored(JobState.OUT_OF_MEMORY, None), True),
-        (as_stored(JobState.CANCELLED, Cause.CANCELLED), True),
-        (as_stored(JobState.TIMED_OUT, Cause.PREEMPTED), True),
-        # It was back in line: the attempt is not what it ended with.
-        (as_stored(JobState.CANCELLED, None), False),
-        (as_stored(JobState.CANCELLED, Cause.PREEMPTED), False),
-        (as_stored(JobState.CANCELLED, Cause.CANCELLED, requeued_after=1), False),
-        (as_stored(JobState.QUEUED, None), False),
-    ],
-)
-def test_the_attempt_that_a_job_ended_with_is_not_told_by_the_clock(job: Job, holds: bool) -> None:
-    assert bool(job.current.number) is holds
-    assert job.gpus == ((GPU,) if holds else ())
-    assert job.started_at == (1.0 if holds else None)
-    assert len(job.failures) == (
-        0 if holds or job.requeued_after or job.ended_attempts[0].stop else 1
-    )

@@ -7,28 +7,21 @@ import json
 import pwd
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from carma_testing import a_job, a_spec
 from carmad.api.wire import stamp
 from carmad.config import Access, Limits, Settings
 from carmad.core.jobs.attempt import Cause, Exit, JobId
-from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import Owner
-from carmad.core.jobs.states import JobState
-from carmad.core.messages import Step, Tick
 from carmad.core.scheduler import Scheduler
 from carmad.http.connections import Peer
-from carmad.store.sql import SqlStore
 from tests import api_server
 from tests.api_server import Daemon
 from tests.attempts import until
-from tests.schema import undo_accounts
 
 ADA, NAMESAKE, HEIR = Owner(1001, "ada"), Owner(1002, "ada"), Owner(1001, "bob")
 JOB: dict[str, Any] = {"argv": ["python", "train.py"], "cwd": "/work", "memory_mib": 1000}
@@ -201,57 +194,3 @@ def test_a_name_that_another_account_has_names_the_new_one_for_administrators(
     second = ended(accounts)
     past = accounts.call("GET", "/v1/history?user=ada", admin=True)[1]["jobs"]
     assert [job["id"] for job in past] == [second, first]
-
-
-# -- an upgrade
-
-
-def test_an_upgrade_finds_whose_a_row_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the latest job of the name, or the user database; what neither knows stays by name."""
-    with api_server.running(tmp_path, SETTINGS) as daemon:
-        accounts = Accounts(daemon, monkeypatch)
-        accounts.uids = {"ada": 7, "eve": 8, "zoe": 9}
-        accounts.submit(held=True)
-        for subject in ("ada", "eve", "zoe", "default"):
-            told = {"subject": subject, "gpus": 3}
-            assert accounts.call("POST", "/v1/limits", told, admin=True)[0] == 200
-        for users in (["ada"], ["eve"], ["zoe", "eve"]):
-            wish = {"gpus": 1, "starts_at": "2099-01-01T00:00:00Z", "lasts_s": 60, "users": users}
-            assert accounts.call("POST", "/v1/reservations", wish, admin=True)[0] == 200
-    undo_accounts(tmp_path / "carma.db")
-    del accounts.uids["zoe"]
-    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        found = store.restore()
-        (job,) = found.jobs
-        assert [each.owner for each in found.accounts] == [ADA]
-        limits = {each.subject: each.uid for each in found.limits}
-        assert limits == {"ada": ADA.uid, "eve": 8, "zoe": None, "default": None}
-        assert [each.uids for each in found.reservations] == [(ADA.uid,), (8,), ()]
-        assert found.reservations[2].admits(Owner(5, "zoe")), "until it is over"
-        assert not found.reservations[0].admits(NAMESAKE)
-        assert job.group == replace(job, group=job.group).group and job.group.endswith("-1001")
-        assert store.history(user=ADA) == [job] and store.history(user=NAMESAKE) == []
-
-
-def test_an_upgrade_survives_damage(tmp_path: Path) -> None:
-    path, count = tmp_path / "carma.db", 14
-    spec = a_spec(user="ada", uid=ADA.uid)
-    with contextlib.closing(SqlStore.open(path)) as store:
-        job = a_job(spec=spec, state=JobState.FAILED, ended_at=2.0, group=group(spec))
-        every = tuple(replace(job, id=JobId(id)) for id in range(1, count + 1))
-        store.commit(Step((Tick(2.0),), every, (), ()))
-    undo_accounts(path)
-    odd: list[object] = [b"\x00\xff", b"{}", 7, 1.5, "", "{", "[]", "{,}", '{"spec": 3}']
-    odd += [f'{{"spec": {{"uid": {uid}}}}}' for uid in ('"1"', "1e400", 1 << 70, "true")]
-    with contextlib.closing(sqlite3.connect(path)) as database, database:
-        assert count == 1 + len(odd)
-        for id, body in enumerate(odd, 2):
-            database.execute("UPDATE jobs SET body = ? WHERE id = ?", (body, id))
-        for name, row in (("ada", "{"), ("eve", "[]"), ("zoe", b"\xff")):
-            database.execute("INSERT OR REPLACE INTO accounts VALUES (?, ?)", (name, row))
-        for text in ("{", "[]", '{"subject": 3}', "{}", b"\xff", '{"users": [3, null]}'):
-            database.execute("INSERT INTO limits (subject, body) VALUES ('x', ?)", (text,))
-            database.execute("INSERT INTO reservations (body) VALUES (?)", (text,))
-    with contextlib.closing(SqlStore.open(path)) as store:
-        assert store.history(user=ADA) == [replace(job, id=JobId(1))]
-        store.restore()

@@ -49,7 +49,7 @@ def torn(database: Path) -> None:
 
 def from_the_future(database: Path) -> None:
     with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("PRAGMA user_version = 9999")
     connection.close()
 
 
@@ -58,7 +58,7 @@ def from_the_future(database: Path) -> None:
     [
         (rubbish, "is damaged", "There is no backup. To start with an empty one"),
         (torn, "is damaged", "There is no backup. To start with an empty one"),
-        (from_the_future, "a newer release of CARMA", "Install that release again"),
+        (from_the_future, "a newer version of CARMA", "To start afresh"),
     ],
 )
 def test_a_database_that_cannot_be_used(

@@ -469,7 +469,7 @@ from importlib.metadata import entry_points
 for point in entry_points(group="carma.estimators"):
     if point.value.startswith("estimators."):
         point.load()
-print(*{"torch", "numpy", "sklearn", "timm", "alembic"} & sys.modules.keys())
+print(*{"torch", "numpy", "sklearn", "timm"} & sys.modules.keys())
 """
     done = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import logging
-import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import to_json
 
 from carma_testing import FakeServer, a_gpu, a_spec
-from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.gpus.gpu import GpuSample
 from carmad.core.jobs.attempt import JobId
@@ -45,6 +43,8 @@ from carmad.edge import Follower
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
+from carmad.errors import CarmaError
+from carmad.installed import VERSION
 from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.database import StoreFull
@@ -77,35 +77,12 @@ def test_every_segment_alone_leads_to_the_same_decisions(
     assert sum(each.decisions for each in found) == sum(server.decided) > 150
 
 
-def test_a_journal_whose_readings_tell_no_attempts_leads_to_the_same_decisions(
-    tmp_path: Path,
-) -> None:
-    """As 0.1.0 wrote them."""
-    server = Recorded(tmp_path)
-    for _ in server.busy_day(100):
-        pass
-    server.journal.flush()
-    (path,) = journal.segments(tmp_path)
-    text = gzip.decompress(path.read_bytes())
-    old = re.sub(rb',"attempt":[0-9]+,"mps_uid":null(?=}[],])', b"", text)
-    assert old.count(b'"command":""}') > 100
-    path.write_bytes(gzip.compress(old))
-    found = reproduce(path)
-    assert (found.first, found.decisions) == (None, sum(server.decided))
-
-
-def test_settings_of_0_1_0_are_where_they_are_now(tmp_path: Path) -> None:
-    begin = to_jsonable_python(Begin("0.1.0", Settings(policy="lucid"), (), (), ()))
-    del begin["settings"]["plugins"]
-    begin["settings"] |= {"lucid": {"sharing_capacity": 1}, "cuckoo": {"weight": 0.6}}
-    begin["settings"]["monitor"] = {"outsider_mib": 77}
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "0.journal"
-    path.write_bytes(gzip.compress(to_json(begin) + b"\n"))
-    found, _ = journal.read(path)
-    assert found.settings.policy == "lucid"
-    assert found.settings.monitor.external_mib == 77
-    assert found.settings.plugins["policies.lucid"] == {"sharing_capacity": 1}
-    assert registry.bare_policy(found.settings).settings.sharing_capacity == 1
+    path.write_bytes(gzip.compress(to_json(Begin("0.0.9", Settings(), (), (), ())) + b"\n"))
+    with pytest.raises(CarmaError, match=r"was recorded by carmad 0\.0\.9, and this is") as caught:
+        journal.read(path)
+    assert "version that recorded it" in caught.value.hint
 
 
 def test_the_first_segment_begins_with_what_the_store_had(tmp_path: Path) -> None:
@@ -114,7 +91,7 @@ def test_the_first_segment_begins_with_what_the_store_had(tmp_path: Path) -> Non
     server.journal.flush()
     (path,) = journal.segments(tmp_path)
     begin, turns = journal.read(path)
-    assert begin == Begin("1.2.3", server.scheduler.settings, (), (), ())
+    assert begin == Begin(VERSION, server.scheduler.settings, (), (), ())
     found = list(turns)
     assert [turn.events for turn in found] == [step.events for step in server.steps]
     assert len(found) == 4  # the GPUs, a sample, a submission, its estimate
@@ -191,7 +168,7 @@ def test_the_oldest_segments_go_when_it_is_full(tmp_path: Path) -> None:
 def test_none_is_kept_when_it_may_take_no_room(tmp_path: Path) -> None:
     server = Recorded(tmp_path)
     server.journal.flush()
-    off = Journal(tmp_path, server.scheduler, "1.2.3", 0)
+    off = Journal(tmp_path, server.scheduler, 0)
     off.on_reset(())
     off.on_commit(server.tell(Tick(1.0)))
     off.flush()
@@ -216,7 +193,7 @@ def test_the_newest_are_kept_when_the_clock_was_set_back(
     server.journal.flush()
     cap = 6 * journal.segments(tmp_path)[0].stat().st_size
     for _ in range(10):
-        server.journal = Journal(tmp_path, server.scheduler, "1.2.3", cap)  # a new daemon's
+        server.journal = Journal(tmp_path, server.scheduler, cap)  # a new daemon's
         server.journal.on_reset(())
         server.sample(1.0)
         server.journal.flush()
@@ -233,7 +210,7 @@ def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
     server.journal.flush()
     (path,) = journal.segments(tmp_path)
     assert path != kept
-    Journal(tmp_path, server.scheduler, "1.2.3", 0).flush()
+    Journal(tmp_path, server.scheduler, 0).flush()
     assert list(tmp_path.iterdir()) == [kept]
 
 
@@ -409,7 +386,7 @@ def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_p
     """They stay in the core's windows, and the next decisions use them."""
     settings = Settings(monitor=Monitor(stale_s=60))
     core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
-    log = Journal(tmp_path / "journal", core, "1.2.3", PLENTY)
+    log = Journal(tmp_path / "journal", core, PLENTY)
     store = FullOnce(SqlStore.open(tmp_path / "carma.db"))
     inbox = Inbox(lambda: 2.0, 1)
     engine = Engine(inbox, core, store, Idle(), (log,))  # type: ignore[arg-type]
@@ -481,7 +458,7 @@ def told(*followers: Any) -> Callable[[Step], None]:
 
 def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Path) -> None:
     server = FakeServer()
-    log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
+    log = Journal(tmp_path, server.scheduler, PLENTY)
     log.on_reset(())
     committed = told(
         SimpleNamespace(on_timing=lambda *_: None, on_commit=broken, on_reset=lambda jobs: None),
@@ -494,7 +471,7 @@ def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Pa
 
 def test_a_segment_begins_after_a_step_that_the_journal_could_not_take(tmp_path: Path) -> None:
     server = FakeServer()
-    log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
+    log = Journal(tmp_path, server.scheduler, PLENTY)
     log.on_reset(())
     committed = told(log)
     committed(server.tell(Tick(1.0)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -15,7 +13,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -24,30 +22,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from alembic import command
-from alembic.script import ScriptDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+from sqlalchemy import text
 
 from carma_testing import changed
 from carma_testing.builders import a_job
 from carmad.config import Retention
 from carmad.core.gpus.gpu import Drain, GpuSample
-from carmad.core.jobs.attempt import Attempt, EndedAttempt, GpuId, JobId
+from carmad.core.jobs.attempt import EndedAttempt, GpuId, JobId
 from carmad.core.jobs.findings import Prediction, Usage
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.spec import Allocation, ArrayTask, JobSpec, Script
-from carmad.core.jobs.states import Active, JobState, Over, Waiting
+from carmad.core.jobs.spec import ArrayTask, JobSpec, Script
+from carmad.core.jobs.states import JobState, Over
 from carmad.core.messages import CancelRequested, Event, Measured, Sampled, Step, Submitted, Tick
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
-from carmad.errors import CarmaError
+from carmad.errors import CarmaError, Hopeless
 from carmad.learning.models import Model
-from carmad.store import codec, database, former, journal, queries, reading, retention
-from carmad.store.database import StoreFull, connect
-from carmad.store.former import current_form
+from carmad.store import codec, database, journal, queries, reading, retention
+from carmad.store.database import StoreFull
 from carmad.store.queries import Search
 from carmad.store.sql import SqlStore
 from carmad.store.values import Spread, Transition
@@ -174,50 +168,6 @@ def test_a_step_of_nothing_costs_no_transaction(
     store.commit(Step((sampled, Tick(1.0)), (), (), ()))
     with pytest.raises(TypeError):
         store.commit(step(job(1)))
-
-
-@pytest.mark.parametrize("attempt", [0, 1])
-def test_stage_times_of_0_1_0_are_kept(attempt: int) -> None:
-    """Including those of jobs that never ran."""
-    stage = {"load_s": 0.1, "forward_s": 0.2, "backward_s": 0.3}
-    layout = {"stages": [{"replicas": 2}]}
-    state = "succeeded" if attempt else "queued"
-    old = {"state": state, "attempt": attempt, "stages": [stage]}
-    new = current_form(old | {"spec": {"stages": [stage], "layout": layout}})
-    assert new["stage_times"] == [stage]
-    assert new["spec"] == {"stage_times": [stage], "layout": layout}
-
-
-def test_an_attempt_that_0_1_0_was_stopping_was_being_cancelled() -> None:
-    """If no cause is recorded: a stopped attempt must have one."""
-    old = {"state": "stopping", "attempt": 1, "gpus": ["GPU-1"], "spec": {}}
-    assert current_form(old)["status"]["stop"] == "cancelled"
-    assert current_form(old | {"stop": "preempted"})["status"]["stop"] == "preempted"
-
-
-def test_an_upgrade_that_fails_leaves_no_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is retried every few seconds."""
-    path = tmp_path / "state" / "carma.db"
-    of_0_1_0(path, [])
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DROP TABLE events")  # so that the migration fails at its end
-    before = {*tmp_path.rglob("*")}
-    with pytest.raises(Exception, match="ix_events_at"):
-        SqlStore.open(path)
-    assert not [path for path in {*tmp_path.rglob("*")} - before if path.suffix == ".db"]
-
-
-def test_a_decision_of_0_1_0_is_told_in_the_words_of_today() -> None:
-    why = Reason("affine", 2, 1, detail='job 7 of "code":"outsiders"')
-    beside = Verdict(GpuId("GPU-b"), (Reason("external", 500, 2048, "MiB"),))
-    placement = Placement(JobId(1), (GpuId("GPU-a"),), (beside,), explanation=(why,))
-    decision = Decision(1.0, "lucid", placement)
-    text = codec.encode(decision)
-    old = text.replace('"explanation"', '"grounds"').replace('"external"', '"outsiders"')
-    assert old.count('"grounds"') == old.count(':"outsiders"') == 1
-    assert codec.decode_decision(old) == codec.decode_decision(text) == decision
 
 
 def test_decisions_come_back_newest_first(store: SqlStore) -> None:
@@ -401,7 +351,9 @@ def _commit_for_ever(path: Path, acknowledge: int, first: int) -> None:
         waiting = job(number)
         event = Submitted(1.0, waiting.id, (waiting.spec,))
         store.commit(step(waiting, event=event))
-        store.commit(step(changed(waiting, state=JobState.STARTING, attempt=1)))
+        store.commit(
+            step(changed(waiting, state=JobState.STARTING, attempt=1, gpus=(GpuId("GPU-1"),)))
+        )
         os.write(acknowledge, f"{number}\n".encode())
 
 
@@ -609,86 +561,26 @@ def test_threads_take_turns(store: SqlStore) -> None:
     assert len(store.restore().jobs) == 120
 
 
-# -- migrations ----------------------------------------------------------------------------------
+# -- the tables ----------------------------------------------------------------------------------
 
 
-def _schema(make: Callable[[Connection], None]) -> set[str]:
-    """Every statement that SQLite keeps, without its spaces: `ALTER TABLE` leaves others."""
-    with create_engine("sqlite://").begin() as connection:
-        make(connection)
-        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return {"".join(sql.split()) for (sql,) in made} | {
-            str(database.schema_revision(connection))
-        }
-
-
-def test_a_new_database_has_the_tables_of_an_upgraded_one() -> None:
-    new = _schema(database.create_tables)
-    assert new == _schema(database.upgrade_tables)
-    assert any("AUTOINCREMENT" in sql for sql in new)
-
-
-NEXT = """
-from alembic import op
-import sqlalchemy as sa
-revision, down_revision = "9999", "HEAD"
-
-def upgrade():
-    with op.batch_alter_table(
-        "jobs", recreate="always", table_kwargs={"sqlite_autoincrement": True}
-    ) as jobs:
-        jobs.add_column(sa.Column("color", sa.Text()))
-    FAIL
-""".replace(
-    "HEAD", ScriptDirectory.from_config(database._alembic_config()).get_current_head() or ""
-)
-
-
-@pytest.fixture
-def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A release with one more migration, which copies a table that others refer to."""
-    scripts = tmp_path / "migrations"
-    shutil.copytree(Path(database.__file__).parent / "migrations", scripts)
-    script = scripts / "versions" / "9999_next.py"
-    script.write_text(NEXT.replace("FAIL", ""))
-    monkeypatch.setattr(database, "MIGRATIONS", str(scripts))
-    return script
-
-
-def _columns(path: Path) -> set[str]:
-    with closing(sqlite3.connect(path)) as connection:
-        return {row[1] for row in connection.execute("PRAGMA table_info(jobs)")}
-
-
-def test_an_older_database_is_copied_and_upgraded(
-    store: SqlStore, next_release: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("schema", "whose"), [(0, "an earlier"), (99, "a newer")])
+def test_a_database_of_another_version_is_refused_and_left_as_it_is(
+    store: SqlStore, schema: int, whose: str
 ) -> None:
-    store.commit(step(job(1), job(2), decisions=(Decision(1.0, "rr", Placement(JobId(1))),)))
-    upgraded = reopened(store)
-    assert upgraded.restore().jobs == (job(1), job(2))
-    assert len(upgraded.transitions(JobId(1))) == len(upgraded.decisions(JobId(1), 9)) == 1
-    with pytest.raises(Exception, match="FOREIGN KEY"):  # they are enforced again
-        upgraded.commit(step(decisions=(Decision(1.0, "rr", Placement(JobId(9))),)))
-    upgraded.close()
-    (copy,) = (store.path.parent / "backups").iterdir()
-    assert "color" in _columns(store.path) - _columns(copy)
-
-    monkeypatch.undo()
-    with pytest.raises(CarmaError, match="newer release"):
-        SqlStore.open(store.path)
-    assert "color" in _columns(store.path)
-
-
-def test_a_migration_that_fails_changes_nothing(store: SqlStore, next_release: Path) -> None:
     store.commit(step(job(1)))
-    next_release.write_text(NEXT.replace("FAIL", "raise RuntimeError('half way')"))
-    with pytest.raises(RuntimeError):
-        reopened(store)
-    assert "color" not in _columns(store.path)
-    next_release.write_text(NEXT.replace("FAIL", ""))
-    later = SqlStore.open(store.path)
-    assert later.restore().jobs == (job(1),)
-    later.close()
+    store.close()
+    with closing(sqlite3.connect(store.path)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema}")
+    before = store.path.read_bytes()
+    with pytest.raises(Hopeless, match=f"made by {whose} version of CARMA") as caught:
+        SqlStore.open(store.path)
+    folder = store.path.parent
+    assert f"mv {folder} {folder}.schema-{schema}" in caught.value.hint
+    assert store.path.read_bytes() == before
+    folder.rename(f"{folder}.schema-{schema}")  # as it says
+    with closing(SqlStore.open(store.path)) as fresh:
+        assert fresh.restore().next_id == 1
 
 
 # -- environments --------------------------------------------------------------------------------
@@ -773,81 +665,6 @@ def test_scripts_count_as_what_their_user_has_on_disk(store: SqlStore) -> None:
         store.commit(scripted(number, f"# {number}" * 100_000, **ended))
     store.trim(Retention(mib_per_user=1))
     assert {found.id for found in store.history(limit=9)} == {2, 3, 4}
-
-
-def of_0_1_0(path: Path, jobs: list[Job]) -> None:
-    """A database as the first release left it, with complete environments in the jobs."""
-    path.parent.mkdir()
-    engine = connect(path)
-    config = database._alembic_config()
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        for each in jobs:
-            body = json.loads(codec.encode_job(each))
-            del body["spec"]["environment"]
-            row = {"id": each.id, "state": each.state.value, "user": each.spec.user, "name": "n"}
-            row |= {"submitted_at": 1.0, "ended_at": each.ended_at, "attempt": each.attempt}
-            row |= {"gpus": "", "gpu_seconds": 0.0, "energy_j": 0.0, "body": json.dumps(body)}
-            names = ", ".join(row)
-            values = ", ".join(f":{name}" for name in row)
-            connection.execute(text(f"INSERT INTO jobs ({names}) VALUES ({values})"), row)
-        connection.execute(text("UPDATE jobs SET body = 'no job' WHERE id = 98"))
-        connection.execute(text("UPDATE jobs SET body = CAST(x'7b22ff' AS TEXT) WHERE id = 99"))
-        connection.execute(text("UPDATE jobs SET user = CAST(x'ff' AS TEXT) WHERE id = 97"))
-    engine.dispose()
-
-
-def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
-    def old(number: int, state: JobState, env: Any, **fields: Any) -> Job:
-        one = job(number, state, **fields)
-        return replace(one, spec=replace(one.spec, env=env))
-
-    python = (*LONG, ("CONDA_PREFIX", "/c"))
-    jobs = [
-        *(old(number, JobState.QUEUED, LONG) for number in range(1, 41)),
-        old(41, JobState.RUNNING, python, attempt=1, started_at=2.0, gpus=(GpuId("GPU-1"),)),
-        old(42, JobState.SUCCEEDED, python, ended_at=3.0, user="bob"),
-        old(43, JobState.QUEUED, ()),
-        *(old(number, JobState.FAILED, LONG, ended_at=3.0) for number in (97, 98, 99)),
-    ]
-    of_0_1_0(path, jobs)
-    before = path.stat().st_size
-    store = SqlStore.open(path)
-    restored = store.restore()
-    assert restored.next_id == 100
-    for found, was in zip(restored.jobs, (*jobs[:41], jobs[42]), strict=True):
-        whole = store.whole(found.spec)
-        assert replace(found, spec=replace(whole, environment=None)) == was
-        assert found.spec.environment == retention.without_contents(was.spec).environment
-    ended = store.job(JobId(42))
-    assert ended and ended.spec.env == (("CONDA_PREFIX", "/c"),)
-    assert store.whole(ended.spec).env == python
-    assert [one.id for one in store.search(Search(text="42 n"))[0]] == [42]
-    (backup,) = (path.parent / "backups").iterdir()
-    assert backup.stat().st_size >= before // 2
-    store.commit(submitted(100, LONG))  # the same content as one that was there
-    store.close()
-    assert sorted(stored(path)) == ["ada", "ada"]  # bob's uid is ada's here
-
-
-def test_a_database_is_upgraded_by_a_sqlite_that_cannot_drop_columns(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Red Hat's Python 3.11 has that of the system: 3.34 in release 9."""
-    of_0_1_0(path, [job(1)])
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
-    run = SQLiteDialect.do_execute
-
-    def do_execute(self: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        assert "DROP COLUMN" not in statement
-        run(self, cursor, statement, *rest)
-
-    monkeypatch.setattr(SQLiteDialect, "do_execute", do_execute)
-    store = SqlStore.open(path)
-    store.commit(step(job(2)))
-    assert [each.id for each in store.restore().jobs] == [1, 2]
-    store.close()
 
 
 def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
@@ -1059,27 +876,7 @@ def test_any_event_round_trips_through_the_journal(value: Event) -> None:
     assert journal._turn(from_json(line)).events == (value,)
 
 
-def test_a_job_of_slurms_is_an_allocation_now() -> None:
-    """In rows, and in lines of the journal."""
-    its = Allocation("Slurm", 17)
-    spec = JobSpec(
-        argv=("a",), user="ada", uid=1, gid=1, cwd="/", name='"slurm_job":7', allocation=its
-    )
-    job = Job(JobId(7), spec, Waiting(JobState.QUEUED), 1.0)
-    text = codec.encode_job(job)
-    old = text.replace('"allocation":{"system":"Slurm","id":17}', '"slurm_job":17')
-    assert old != text and codec.decode_job(old) == job
-    assert former.in_current_names(old.encode()) == text.encode()
-    before = codec.encode_job(replace(job, spec=replace(spec, allocation=None)))
-    assert codec.decode_job(before.replace('"allocation"', '"slurm_job"')).spec.allocation is None
-
-
-def test_rows_of_older_and_newer_releases_can_be_read() -> None:
-    old = (
-        '{"id":7,"state":"running","submitted_at":1,"color":"red","exit":{"cause":"gpu_oom"},'
-        '"spec":{"argv":["a"],"user":"ada","uid":1,"gid":1,"cwd":"/","name":"n","shape":[1]}}'
-    )
-    read = codec.decode_job(old)
-    spec = JobSpec(argv=("a",), user="ada", uid=1, gid=1, cwd="/", name="n")
-    assert read == Job(JobId(7), spec, Active(JobState.RUNNING, Attempt(0, ())), 1.0)
-    assert read.spec.umask == 0o022  # as jobs of 0.1.0 were run
+def test_rows_with_fields_that_are_not_known_can_be_read() -> None:
+    its = a_job(7)
+    body = from_json(codec.encode_job(its)) | {"color": "red"}
+    assert codec.decode_job(json.dumps(body)) == its

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from pydantic_core import from_json, to_json
 
 from carma_simulator import past, recorded
 from carma_simulator.experiment import Attempt, Load
@@ -22,7 +20,7 @@ from carma_simulator.traces import rows
 from carma_simulator.workload import Workload
 from carmad.api.job import AttemptOut, attempts_out
 from carmad.api.wire import iso, stamp
-from carmad.config import Monitor, Settings
+from carmad.config import Settings
 from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
@@ -425,62 +423,6 @@ def test_attempts_are_told_as_they_were(tmp_path: Path) -> None:
             assert attempts_out(job) == happened.get(job.id, [])
     assert sum(len(happened.get(job.id, ())) > 1 for job in ended) > 1
     assert any(job.id not in happened for job in ended)
-
-
-FLAT = (
-    *("accumulation", "attempt", "failures", "gpus", "kernels", "mode", "profiling", "served_s"),
-    *("shared", "started_at", "stop", "warned"),
-)
-
-
-def flat(job: Job) -> dict[str, object]:
-    return {name: getattr(job, name, None) or getattr(job.current, name, None) for name in FLAT}
-
-
-def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) -> None:
-    """Rows of the first release: the job has its last attempt's fields."""
-    # no released daemon let jobs join a GPU earlier
-    server = Busy(settings=Settings(monitor=Monitor(known_window_s=30.0)))
-    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        for _ in server.busy_day(600, seed=2):
-            pass
-        for step in server.steps:
-            store.commit(step)
-        jobs = store.jobs(range(1, 1000))  # type: ignore[arg-type]
-        before = store.totals(0.0)
-    with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
-        for table in (
-            *("accounts", "limits", "reservations", "externals", "notices", "timeline"),
-            *("clock", "scripts", "environments", "metrics", "crontabs"),
-        ):
-            connection.execute(f"DROP TABLE {table}")
-        for index in ("environment", "user_ended_at_bytes", "script", "search"):
-            connection.execute(f"DROP INDEX ix_jobs_{index}")
-        for column in ("environment", "bytes", "script", "tasks", "words", "uid"):
-            connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
-        connection.execute("ALTER TABLE jobs ADD COLUMN cause TEXT")
-        connection.execute("CREATE TABLE events (at FLOAT)")
-        connection.execute("CREATE INDEX ix_events_at ON events (at)")
-        connection.execute("CREATE TABLE samples (at FLOAT)")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
-        for job in jobs:
-            its = {name: getattr(job, name) for name in ("state", "exit", "ended_at")}
-            body = from_json(to_json(job)) | its | flat(job)
-            del body["status"], body["earlier"], body["requeued_after"]
-            row = (to_json(body).decode(), job.id)
-            connection.execute("UPDATE jobs SET body = ? WHERE id = ?", row)
-    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        assert store.totals(0.0) == before
-        upgraded = store.jobs([job.id for job in jobs])
-    assert sum(len(job.attempts) > 1 for job in upgraded) > 1
-    for job, new in zip(jobs, upgraded, strict=True):
-        assert flat(new) == flat(job) | {"served_s": pytest.approx(job.served_s)}
-        last = job.current and job.current.number
-        told = [
-            each if n == last else each | {"mode": None, "evidence": "", "neighbours": []}
-            for n, each in enumerate(attempts_out(job), 1)
-        ]
-        assert attempts_out(new) == told
 
 
 def attempts_of(steps: Sequence[Step]) -> dict[JobId, list[AttemptOut]]:
