@@ -44,7 +44,6 @@ from carmad.core.jobs.spec import JobSpec as JobSpec
 from carmad.core.jobs.spec import Owner as Owner
 from carmad.core.jobs.states import JobState as JobState
 from carmad.core.placing.decision import AskAgain as AskAgain
-from carmad.core.placing.decision import Move as Move
 from carmad.core.placing.decision import Placement as Placement
 from carmad.core.placing.decision import Preemption as Preemption
 from carmad.core.placing.decision import Proposal as Proposal

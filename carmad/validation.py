@@ -14,7 +14,6 @@ from carmad.core.jobs.findings import Estimate, Prediction, Refusal
 from carmad.core.jobs.job import Retry
 from carmad.core.placing.decision import (
     AskAgain,
-    Move,
     Placement,
     Preemption,
     Reason,
@@ -36,12 +35,6 @@ def is_proposal(answer: object) -> bool:
         return True  # it is returned only to the policy itself
     if isinstance(answer, AskAgain):
         return isinstance(answer.at, float | int) and isfinite(answer.at)
-    if isinstance(answer, Move):
-        return (
-            isinstance(answer.job, int)
-            and _are_gpus(answer.gpus)
-            and _are_reasons((answer.reason,))
-        )
     if isinstance(answer, Preemption):
         return isinstance(answer.job, int) and _are_reasons((answer.reason,))
     return is_placement(answer)
@@ -57,7 +50,6 @@ def is_placement(answer: object) -> bool:
         and _are_reasons(answer.reasons)
         and _are_reasons(answer.explanation)
         and isinstance(answer.accumulation, int)
-        and isinstance(answer.filler, bool)
         and (answer.profiling is None or _is_profiling(answer.profiling))
     )
 

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn, TypeVar
 
-    from cli.waking import Use
-
     T = TypeVar("T")
 
 LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S, SUSPENDABLE_S = 60.0, 10.0  # how often to look for news of the running job
-USE_S = 1.0  # and for its use, while it is suspended
+USE_S = 1.0  # and whether somebody types, while it is suspended
 ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
 LOOK_OVER_S = 0.3  # how often to look whether it is to be run again
 FAILED, NOT_FOUND = b"1", 127
@@ -179,7 +177,7 @@ def _run_here(label: str, attempt: int, errors: relay.Kept | None, say: Any) -> 
         os.close(relayed)
         errors.relay()
     notes: list[str] = []
-    relay.await_end(child, SUSPENDABLE_S, News(label, child, notes, say))
+    relay.await_end(child, SUSPENDABLE_S, News(label, notes, say))
     failed = os.read(told, 1)  # nothing, if the command was begun
     os.close(told)
     again = False
@@ -222,28 +220,27 @@ def _become(label: str, tell: int, patient: bool) -> NoReturn:
 
 class News:
     """Tells what the job's owner should know, such as that it is suspended, and lets it resume when
-    it is used."""
+    somebody types at this terminal."""
 
-    def __init__(self, label: str, child: int, told: list[str], say: Any) -> None:
+    def __init__(self, label: str, told: list[str], say: Any) -> None:
         self._label = label
-        self._child = child
         self._told = told
         self._say = say
-        self._use: Use | None = None  # of a job that is suspended until it is resumed
+        self._typed_at: float | None = None  # before it was suspended until it is resumed
         self._ask_at = time.monotonic()
 
     def __call__(self) -> float:
         """Returns when to look again."""
         now = time.monotonic()
         with suppress(CarmaError):
-            if self._use and self._use.is_new():
+            if self._typed_at is not None and _typed_at() > self._typed_at:
                 client.post("/v1/resume", {"select": self._label, "user": None})
-                self._use = None
-                self._say(f"job {self._label} resumes, as it is used, when there is a GPU for it")
+                self._typed_at = None
+                self._say(f"job {self._label} resumes, as you type, when there is a GPU for it")
             if now >= self._ask_at:
                 self._ask_at = now + NEWS_S
                 self._ask(now)
-        return USE_S if self._use else max(USE_S, self._ask_at - now)
+        return USE_S if self._typed_at is not None else max(USE_S, self._ask_at - now)
 
     def _ask(self, now: float) -> None:
         job = client.get(f"/v1/jobs/{self._label}", 2.0)
@@ -251,11 +248,17 @@ class News:
             self._ask_at = now + SUSPENDABLE_S
         _tell_notes(job, self._told, self._say)
         if job["state"] != "suspended" or not job["held"]:
-            self._use = None
-        elif self._use is None:
-            from cli.waking import Use
+            self._typed_at = None
+        elif self._typed_at is None:
+            self._typed_at = _typed_at()
 
-            self._use = Use(self._child)
+
+def _typed_at() -> float:
+    """When somebody last typed at this terminal, to within 8 s; 0: it is none."""
+    with suppress(OSError, ValueError):
+        if os.isatty(0):
+            return os.stat(0).st_atime
+    return 0.0
 
 
 def _tell_notes(job: dict[str, Any], told: list[str], say: Any) -> None:

@@ -107,13 +107,6 @@ REASONS = {
         "Kept",
         lambda r: f"GPUs kept for it: {r.have:.0f}; nobody knows when {r.detail} ends",
     ),
-    "filled": Wording(
-        "Filled",
-        lambda r: (
-            f"nobody knows when {r.detail} ends; until it can start, later jobs may use the GPUs,"
-            " and are suspended for it"
-        ),
-    ),
     "promised": Wording(
         "Promised",
         _promised,
@@ -123,9 +116,6 @@ REASONS = {
         lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and there is no job to share with",
     ),
     # why it was placed as it was
-    "filler": Wording(
-        "Filler", lambda r: f"it goes before {r.detail}, and is suspended when that can start"
-    ),
     "idle_first": Wording("IdleFirst", lambda r: "idle GPUs are taken before any is shared"),
     "profiled_there": Wording(
         "Profiled", lambda r: f"it runs alone for {duration(r.need)}, to be profiled"

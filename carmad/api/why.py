@@ -367,11 +367,6 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"
-        case "kept" if not scene.view.filling_mib:
-            return (
-                "an administrator can let later jobs use the GPUs meanwhile, and be suspended for"
-                ' it: limits.preemption = "suspend", suspend.host_memory_mib'
-            )
         case "array_limit":
             return "starts when another task of its array ends"
         case "policy_failed":

@@ -223,17 +223,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "kept": (
         Reason("kept", have=4, detail="job 7"),
-        "Wait, or give jobs a `--time` or an `--expect`: those that have one can go first. Or let"
-        " others fill the GPUs meanwhile and be [suspended](../guides/suspend.md) for this one:"
-        ' `limits.preemption = "suspend"`.',
-    ),
-    "filled": (
-        Reason("filled", detail="job 7"),
-        "Wait. It starts as soon as it could have without them, once they are suspended.",
-    ),
-    "filler": (
-        Reason("filler", detail="job 7"),
-        "Nothing: suspended, it loses nothing, and resumes when there is room.",
+        "Wait, or give jobs a `--time` or an `--expect`: those that have one can go first.",
     ),
     "held_for": (
         Reason("held_for", 3_600, unit="s", detail="job 7"),
@@ -310,7 +300,7 @@ OF_THE_JOB = (
     *("cpus", "host_memory_mib", "suspended", "resume_failed"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
-    *("holds_line", "no_promise", "kept", "filled", "promised"),
+    *("holds_line", "no_promise", "kept", "promised"),
     *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (
@@ -327,7 +317,6 @@ GROUNDS = (
         "profiled_there",
     ),
     "predicted",
-    "filler",
     *("packed", "close_deadlines", "planned_end", "mapped", "policy_fallback"),
 )
 

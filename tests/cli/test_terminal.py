@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import pytest
 
+from cli import interactive
 from cli.commands import run as cli_run
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
@@ -458,3 +459,17 @@ def _run_as(uid: int, daemon: Carmad, *words: str) -> NoReturn:
         code = cli_run.run(list(words))
     finally:
         os._exit(code)
+
+
+def test_a_suspended_job_resumes_when_somebody_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed, asked, said = [5.0], list[str](), list[str]()
+    job = {"label": "7", "state": "suspended", "held": True, "notes": []}
+    monkeypatch.setattr(interactive, "_typed_at", lambda: typed[0])
+    monkeypatch.setattr(interactive.client, "get", lambda *_: job)
+    monkeypatch.setattr(interactive.client, "post", lambda path, _: asked.append(path))
+    news = interactive.News("7", [], said.append)
+    assert news() == news() == interactive.USE_S and not asked, "an old key wakes nobody"
+    typed[0] = 13.0
+    news()
+    assert asked == ["/v1/resume"]
+    assert said == ["job 7 resumes, as you type, when there is a GPU for it"]

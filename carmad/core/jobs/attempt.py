@@ -148,7 +148,6 @@ class Attempt:
     served_s: float = 0.0  # total run time of earlier, preempted attempts
     profiling: ProfilingRun | None = None  # while it is being profiled
     shared: bool = False  # another job was on one of its GPUs
-    filler: bool = False  # it started before its turn, and leaves when those before it can start
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
     idle: bool = False  # its owner was warned that it does not use its GPUs, and it still does not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -222,10 +222,6 @@ class Ledger:
         """The queue as if `job` were in it."""
         at = bisect_left(self._line, self._place(job))
         return (*self._queued[:at], job, *self._queued[at:])
-
-    def place_among(self, job: Job, queue: Sequence[Job]) -> int:
-        """How many of these queued jobs are before this one, or would be if it waited."""
-        return bisect_left(queue, self._place(job), key=self._place_of)
 
     def running(self) -> tuple[Job, ...]:
         """The jobs that are running, starting or stopping, by id."""

@@ -82,8 +82,7 @@ def way_to_preempt(
         fit = room and not unfit(job, state.fleet.memory_of(job), state.settings, now)
         if fit or not refusal(state, job, now):
             return "suspend"
-        begins = job.current.filler and job.state is JobState.STARTING  # nothing is lost yet
-        if not begins and not (job.spec.requeue_ok and never(job, state.settings)):
+        if not (job.spec.requeue_ok and never(job, state.settings)):
             return None
     in_use = job.state in (JobState.STARTING, JobState.RUNNING)
     return "requeue" if preemption and in_use and job.spec.requeue else None

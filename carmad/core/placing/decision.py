@@ -48,7 +48,6 @@ class Placement:
     profiling: ProfilingRun | None = None  # with GPUs: run it alone there, to profile it
     accumulation: int = 1  # with GPUs: micro-batches per batch
     explanation: tuple[Reason, ...] = ()  # with GPUs: why those
-    filler: bool = False  # with GPUs: before its turn; the policy preempts it for those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,6 @@ class Preemption:
     """A policy's request to stop a running job and requeue it."""
 
     job: JobId
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A policy's request to move a running job to these GPUs, where that is possible: it is
-    suspended, and resumes there if the hard rules allow it by then."""
-
-    job: JobId
-    gpus: tuple[GpuId, ...]
     reason: Reason
 
 
@@ -85,7 +74,7 @@ class Remember:
     memory: object
 
 
-Proposal = Placement | Preemption | Move | AskAgain | Remember
+Proposal = Placement | Preemption | AskAgain | Remember
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,15 @@
-"""Places queued jobs: asks the policy, checks its plan against the hard rules, and starts jobs.
-
-A filler is a job that starts before its turn, on a GPU that the first in line cannot use yet.
-Policies propose fillers, and their suspension as soon as a job before them can start without them.
-So the first in line waits no longer for them than suspending takes, which is why a filler must be
-a job that can be expected to be suspendable at any time (`view.can_fill`).
-"""
+"""Places queued jobs: asks the policy, checks its plan against the hard rules, and starts jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Literal
 
 from carmad.core.gpus.gpuview import NodeView
-from carmad.core.jobs import control, suspending
+from carmad.core.jobs import suspending
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job, advance, start
 from carmad.core.jobs.ledger import asks_for_host
@@ -27,7 +21,6 @@ from carmad.core.placing import deciders
 from carmad.core.placing.decision import (
     AskAgain,
     Decision,
-    Move,
     Placement,
     Preemption,
     Reason,
@@ -48,7 +41,6 @@ def view(state: State, now: float, joining: Job | None = None) -> View:
 def plan(state: State, now: float) -> None:
     """Ask the policy, start the jobs that it places and stop those that it preempts."""
     if not state.ledger.line():
-        _end_fillers(state, ())
         return
     gate = Gate(state, now)
     _finish_moves(gate)
@@ -112,9 +104,6 @@ def _view(gate: Gate, joining: Job | None = None) -> View:
     line = ledger.line_with(joining) if joining else ledger.line()
     nodes = fleet.nodes(settings, now, ledger.pop_touched(), ledger.residents)
     queue = _ready(gate, line, nodes)
-    fillers = _fillers(state, queue)
-    preemptible = _preemptible(state, now)
-    able = {id: n for id, n in fillers.items() if id in preemptible or ledger.jobs[id].leaves}
     return View(
         now,
         nodes,
@@ -127,9 +116,7 @@ def _view(gate: Gate, joining: Job | None = None) -> View:
         plans.last_placed,
         plans.memory,
         bool(fleet.reservations),
-        preemptible,
-        able,
-        _filling_mib(state, fillers),
+        _preemptible(state, now),
         plans.blocked_until,
     )
 
@@ -168,33 +155,6 @@ def _preemptible(state: State, now: float) -> dict[JobId, Literal["suspend", "re
     return {id: way for id, way in ways if way}
 
 
-def _fillers(state: State, queue: Sequence[Job]) -> dict[JobId, int]:
-    """The running fillers, each with how many of these queued jobs are before it."""
-    if state.settings.limits.preemption != "suspend":
-        return {}
-    fillers = (job for job in state.ledger.on_gpus() if job.current.filler)
-    return {job.id: state.ledger.place_among(job, queue) for job in fillers}
-
-
-def _filling_mib(state: State, fillers: Mapping[JobId, int]) -> int:
-    """What the host can take of further fillers, when all that are there are suspended."""
-    if state.settings.limits.preemption != "suspend":
-        return 0
-    left_mib = suspending.host_room_mib(state)
-    for job in (state.ledger.jobs[id] for id in fillers):
-        for gpu, held_mib in state.fleet.memory_of(job).items():
-            need_mib = job.need.safe_mib if job.need else state.fleet.gpus[gpu].memory_mib
-            left_mib -= max(held_mib, need_mib)
-    return max(0, left_mib)
-
-
-def _end_fillers(state: State, queue: Sequence[Job]) -> None:
-    """Fillers whose turn has come are like any other job from now on."""
-    for id, before in _fillers(state, queue).items():
-        if not before:
-            state.ledger.put(state.ledger.jobs[id].with_attempt(filler=False))
-
-
 # -- the plan
 
 
@@ -223,7 +183,6 @@ def _plan_once(gate: Gate) -> bool:
     state, now, plans = gate.state, gate.now, gate.state.plans
     plans.asks_at = inf
     view = _view(gate)
-    _end_fillers(state, view.queue)
     if not view.queue:
         return False
     made = deciders.make_plan(state, view, lambda: _renew(gate))
@@ -240,9 +199,6 @@ def _plan_once(gate: Gate) -> bool:
             continue
         if isinstance(proposal, Preemption):
             _preempt(state, proposal, now, made.by)
-            continue
-        if isinstance(proposal, Move):
-            _move(state, proposal, now)
             continue
         job, row = state.ledger.jobs.get(proposal.job), state.ledger.jobs.row(proposal.job)
         if job is None or row is None or not job.waits or row.id in hidden:
@@ -303,8 +259,7 @@ def _start_without_gpus(gate: Gate) -> None:
 
 
 def _preempt(state: State, wish: Preemption, now: float, by: str) -> None:
-    """Take a running job's GPUs back, where the settings and the job allow it. A filler that
-    has not run a kernel yet has nothing that could be suspended."""
+    """Take a running job's GPUs back, where the settings and the job allow it."""
     job = state.ledger.jobs.get(wish.job)
     if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
         return
@@ -314,16 +269,6 @@ def _preempt(state: State, wish: Preemption, now: float, by: str) -> None:
     why = wish.reason if allowed else Reason("not_preemptible", detail=refusal)
     _decide(state, Decision(now, by, Placement(job.id, reasons=(why,))))
     suspending.preempt(state, job, wish.reason.detail, now)
-
-
-def _move(state: State, wish: Move, now: float) -> None:
-    """Move a running job, where that is possible."""
-    job, there = state.ledger.jobs.get(wish.job), state.fleet.gpus
-    if job is None or not there.keys() >= set(wish.gpus):
-        return
-    gpus, refusal = [there[gpu] for gpu in wish.gpus], suspending.refusal(state, job, now)
-    if control.move(job, gpus, refusal, state.settings).acts:
-        suspending.suspend(state, job, f"moved {wish.reason.detail}", now, to=wish.gpus)
 
 
 def _renew(gate: Gate) -> View:
@@ -365,9 +310,7 @@ def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
         shared = shared or job.shared
         now_on = dict(zip(its.gpus, there, strict=True))
         kernels = tuple((now_on.get(gpu, gpu), at) for gpu, at in job.kernels)
-        placed = job.with_attempt(
-            gpus=there, kernels=kernels, shared=shared, filler=placement.filler
-        )
+        placed = job.with_attempt(gpus=there, kernels=kernels, shared=shared)
         started = advance(placed, Paused(JobState.RESUMING, placed.current, its))
     else:
         new = job.new_attempt(
@@ -377,7 +320,6 @@ def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
             accumulation=placement.accumulation,
             profiling=placement.profiling,
             shared=shared,
-            filler=placement.filler,
         )
         # Notes made before its first attempt are about the job, so they are kept.
         notes, late = () if job.attempt else job.notes, job.awaits_estimate

@@ -6,7 +6,7 @@ A rule sees only a job's `Demand`, so equal demands get their verdicts only once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -80,20 +80,6 @@ def can_be_suspended(job: Job, settings: Settings) -> bool:
     """Whether that is to be expected, once it runs."""
     can = settings.suspend.host_memory_mib and not job.unsuspendable and not job.spec.allocation
     return bool(can) and not under_mps(job, settings)
-
-
-def can_fill(job: Job, settings: Settings, now: float) -> bool:
-    """Whether the job may start before its turn, as a filler (see `placer`): it is to
-    be expected that it can then leave at any time. Jobs of several GPUs mostly talk by NCCL, which
-    cannot be locked; one that may not be queued again could not leave before its first kernel."""
-    return (
-        settings.limits.preemption == "suspend"
-        and can_be_suspended(job, settings)
-        and job.spec.gpus == 1
-        and job.spec.requeue
-        and not job.spec.interactive
-        and len(job.current.suspended_lately(now)) < settings.suspend.most_per_hour
-    )
 
 
 Rule = Callable[[Demand, GpuView, Settings], Reason | None]
@@ -304,10 +290,6 @@ class View:
     reserved: bool = False  # whether any GPU is
     # The running jobs whose GPUs can be taken back now, and how.
     preemptible: Mapping[JobId, Literal["suspend", "requeue"]] = field(default_factory=dict)
-    # the running jobs that started before their turn and leave, or can leave now, each with how
-    # many of `queue` are before it
-    fillers: Mapping[JobId, int] = field(default_factory=dict)
-    filling_mib: int = 0  # what the host can take of further ones
     # When something besides the GPUs last kept a job from starting, by the last of its `ids`: a
     # row of tasks gives the first ones away.
     blocked_until: Mapping[int, float] = field(default_factory=dict)
@@ -369,15 +351,8 @@ class View:
             memory=self.memory,
             reserved=self.reserved,
             preemptible=self.preemptible,
-            fillers={id: place - (at < place) for id, place in self.fillers.items()},
-            filling_mib=self.filling_mib,
             blocked_until=self.blocked_until,
         )
-
-    def without(self, gone: Set[JobId]) -> View:
-        """As if these running jobs had never been on their GPUs."""
-        nodes = (NodeView(n.name, tuple(gpu.without(gone) for gpu in n.gpus)) for n in self.nodes)
-        return replace(self, nodes=tuple(nodes))
 
     def waited_s(self, job: Job) -> float:
         """How long this queued job has waited for nothing but GPUs, in seconds."""
@@ -388,30 +363,12 @@ class View:
             since = max(since, job.earlier[-1].ended_at)
         return self.now - since
 
-    def may_fill(self, job: Job) -> bool:
-        """Whether this queued job may start before its turn."""
-        return self.filling_mib > 0 and can_fill(job, self.settings, self.now)
-
-    def fillers_behind(self, queued: Job) -> list[Job]:
-        """The fillers behind this job in line that leave, or can; first those that do, then from
-        the latest to the first."""
-        if not self.fillers:
-            return []
-        at = next(n for n, job in enumerate(self.queue) if job.id == queued.id)
-        behind = [job for job in self.running if self.fillers.get(job.id, 0) > at]
-        return sorted(behind, key=_staying)
-
     def gpu(self, gpu: GpuId) -> GpuView:
         return self.nodes[self.node_of[gpu]].gpu(gpu)
 
     def find_job(self, job: JobId) -> Job | None:
         """In the queue."""
         return next((j for j in self.queue if j.id == job), None)
-
-
-def _staying(filler: Job) -> tuple[bool, float, int]:
-    leaves = filler.state in (JobState.SUSPENDING, JobState.STOPPING)
-    return not leaves, -(filler.started_at or inf), -filler.id
 
 
 class Policy(Protocol):

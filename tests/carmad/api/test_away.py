@@ -75,24 +75,6 @@ def test_for_whom_if_nobody_knows_for_how_long(spec: dict[str, object], words: s
     assert headline(here, long) == f"suspended for job {id}, {words}"
 
 
-def test_a_filler_is_suspended_for_who_goes_first_and_for_nobody_once_that_has_ended() -> None:
-    here = FakeServer(2, ALONE)
-    first = here.submit()
-    head, small = here.submit(gpus=2), here.submit()
-    here.pass_time(2)
-    here.run_kernel(small)
-    here.pass_time(1)
-    here.exit(first)
-    here.pass_time(2)
-    assert headline(here, small) == f"suspended for job {head}, which goes first"
-    here.run_kernel(head)
-    later = here.submit(gpus=2, nice=-1)
-    here.exit(head)
-    here.pass_time(2)
-    assert here.job(later).state is S.STARTING
-    assert headline(here, small) == "suspended for a job that has ended"
-
-
 def test_other_causes_in_their_own_words() -> None:
     here = FakeServer(1, SETTINGS)
     id = run(here, memory_mib=GIB)

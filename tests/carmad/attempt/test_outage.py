@@ -27,7 +27,8 @@ from carmad.daemon import world as world_module
 from carmad.daemon.world import DaemonWorld
 from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import NvmlLimiter
-from tests.attempts import ENDED, make_job, until
+from tests.attempts import EXIT as ENDED
+from tests.attempts import make_job, until
 from tests.carmad.daemon.test_world import Inbox, declared, unmeasured
 from tests.waiting import PATIENCE_S
 

@@ -10,9 +10,9 @@ import pytest
 from carma_testing import FakeServer, a_job, a_spec
 from carmad.config import Collocation, Interactive, Limits, Monitor, Settings, Suspending
 from carmad.core.jobs import control
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, ProfilingRun, Suspension
+from carmad.core.jobs.attempt import Cause, Exit, JobId, ProfilingRun, Suspension
 from carmad.core.jobs.control import cost_s, never
-from carmad.core.jobs.job import Job, advance
+from carmad.core.jobs.job import advance
 from carmad.core.jobs.spec import Allocation, WarnSignal
 from carmad.core.jobs.states import JobState, Paused
 from carmad.core.jobs.suspending import AGAIN_AFTER_S
@@ -37,8 +37,6 @@ from carmad.core.messages import (
     UpdateRequested,
     due_actions,
 )
-from carmad.core.placing.decision import Move, Placement, Proposal, Reason
-from carmad.core.placing.view import View
 from carmad.core.rules.limits import Reservation
 from policies.baselines import FIRST_QUEUE_GPU_S
 
@@ -914,31 +912,6 @@ def test_a_drained_gpu_can_be_emptied(moves: bool) -> None:
     here.tell(DrainRequested(here.now, here.gpus[0].id, "fan", "root", move=True))
     here.pass_time(2)
     assert here.job(first).gpus == (here.gpus[moves].id,)
-
-
-def test_a_policy_may_propose_a_move_and_the_core_checks_it() -> None:
-    class Mover:
-        name = "mover"
-        to: tuple[GpuId, ...] = ()
-
-        def order(self, job: Job) -> float:
-            return 0.0
-
-        def plan(self, view: View) -> tuple[Proposal, ...]:
-            moves = [Move(job.id, self.to, Reason("defragmented")) for job in view.running]
-            starts = [Placement(job.id, (view.gpus[0].id,)) for job in view.queue[:1]]
-            return (*starts, *(moves if self.to else ()))
-
-    policy = Mover()
-    here = FakeServer(3, SETTINGS, policy)
-    id = runs(here)
-    policy.to = ("nowhere",)  # type: ignore[assignment]
-    waiting = here.submit(exclusive=True)
-    assert here.job(id).state is S.RUNNING
-    policy.to = (here.gpus[2].id,)
-    here.pass_time(2)
-    assert here.job(id).gpus == (here.gpus[2].id,)
-    assert here.job(waiting).gpus == (here.gpus[0].id,)
 
 
 def test_a_job_that_had_run_out_of_memory_when_it_was_suspended_is_tried_again() -> None:
