@@ -30,7 +30,6 @@ from carmad.core.jobs.spec import AfterKind, JobSpec
 from carmad.core.jobs.states import JobState, Waiting
 from carmad.core.messages import Submitted
 from carmad.core.placing.decision import Placement, Reason
-from carmad.core.rules.promises import weigh
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.engine.inbox import QUANTUM
@@ -208,8 +207,6 @@ async def rehearse(
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
         job = trial(core, spec, spec.declared or known, now)
-        if core.state.shares.doubts(spec, now):
-            job = replace(job, estimate=weigh(job, known))
         scene = core.snapshot(now)
         return *judge(core, job, scene), job, scene
 

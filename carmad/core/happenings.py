@@ -43,7 +43,6 @@ class Kind(StrEnum):
     SUSPENDED = "suspended"  # what it held on GPUs is in the host's memory
     STOPPING = "stopping"
     IDLE = "idle"  # it does not use its GPUs, and its owner is warned
-    BROKE = "broke"  # it used more memory than it asked for, and a neighbour ran out of it
     RETRIED = "retried"  # an attempt failed, and the job is in the queue again
     REQUEUED = "requeued"  # it is in the queue again, by its owner or because it was preempted
     ENDED = "ended"
@@ -105,9 +104,6 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
         yield Happening(at, Kind.IDLE, job)
     if job.current.nearing and not old.current.nearing:
         yield Happening(at, Kind.LIMIT80, job)
-    for note in job.notes:
-        if note.startswith(promises.BROKE) and note not in old.notes:
-            yield Happening(at, Kind.BROKE, job, detail=note)
     if old.state is job.state:
         return
     match job.state:
@@ -146,8 +142,6 @@ def notices(happening: Happening) -> tuple[str, ...]:
             found = ("limit80",)
         case Kind.SUSPENDED | Kind.RESUMED:
             found = ("suspend",)
-        case Kind.BROKE:
-            found = ("fail", "oom")
         case Kind.ENDED if job.state is JobState.OUT_OF_MEMORY:
             found = ("end", "fail", "oom")
         case Kind.ENDED if job.state is JobState.SUCCEEDED or happening.cause is Cause.CANCELLED:
@@ -185,8 +179,6 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
             return "; ".join(filter(None, (how_ended(job), promises.advice_of(job))))
         case Kind.ENDED:
             return job.state.value.replace("_", " ")
-        case Kind.BROKE:
-            return happening.detail if sees else promises.BROKE.rstrip(": ")
         case Kind.SUSPENDED if job.suspension:
             return f"suspended: {job.suspension.why}" if sees else "suspended"
         case Kind.RESUMED:

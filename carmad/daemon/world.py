@@ -158,10 +158,7 @@ class DaemonWorld(Follower):
                 self._measure_later(action.job)
             elif action.job.spec.gpus:
                 self._whose[action.job.id] = action.job.spec.uid
-                job = action.job
-                if job.doubted:  # what it asks for is weighed against what is found out
-                    job = replace(job, spec=replace(job.spec, memory_mib=None))
-                self._estimates.put(job)
+                self._estimates.put(action.job)
             else:  # it needs none
                 its = Estimated(self._inbox.clock(), action.job.id, None)
                 self._inbox.post(its, user=action.job.spec.uid)

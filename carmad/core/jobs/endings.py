@@ -11,12 +11,11 @@ from typing import Literal
 from carmad.core.gpus.gpu import GpuSample, held_mib
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import FOR_GOOD, SENT_BACK, Cause, Exit, GpuId, JobId
-from carmad.core.jobs.job import Job, Retry, advance, requeue, stopping
+from carmad.core.jobs.job import Job, Retry, requeue, stopping
 from carmad.core.jobs.knowledge import ask_again, end
-from carmad.core.jobs.states import EndState, JobState, Waiting
-from carmad.core.messages import EstimateMemory, Exited
+from carmad.core.jobs.states import EndState, JobState
+from carmad.core.messages import Exited
 from carmad.core.placing.decision import DECIDE, describe
-from carmad.core.rules import promises
 from carmad.core.rules.promises import STEP_MIB
 from carmad.core.state import State
 from carmad.readable import gib
@@ -50,7 +49,6 @@ def on_exited(state: State, event: Exited) -> None:
     )
     beside = state.fleet.beside(job)
     its = ending(job, event, beside, retries, partial(_name, state))
-    _blame(state, job, its.exit, beside, event.at)
     if its.state is not JobState.QUEUED:
         end(state, job, its.state, its.exit, its.at)
         if its.state is JobState.SUCCEEDED:
@@ -76,28 +74,6 @@ def on_exited(state: State, event: Exited) -> None:
 def _name(state: State, id: JobId) -> str:
     job = state.ledger.jobs.get(id)
     return label(job) if job else str(id)
-
-
-def _blame(state: State, victim: Job, exit: Exit, beside: Sequence[GpuSample], now: float) -> None:
-    """Note whose false promise ended this attempt. From the second on, the jobs of that user
-    that wait are estimated anew."""
-    if exit.cause is not Cause.GPU_OOM:
-        return
-    residents = {each.id: each for gpu in victim.gpus for each in state.ledger.residents(gpu)}
-    for culprit, used_mib in promises.culprits(victim, exit, beside, residents.values()):
-        owner = culprit.spec.owner
-        state.shares.note_broken(owner, culprit.id, now)
-        doubted = state.shares.broken(owner, now)
-        confession = promises.confess(culprit, used_mib, victim)
-        more = promises.second_time() if doubted else ""
-        state.ledger.note(culprit.id, confession + more)
-        for job in state.ledger.line() if doubted else ():
-            if job.spec.owner == owner and job.spec.declared and not (job.doubted or job.lives):
-                anew = replace(job, doubted=True, estimate=None)
-                if job.state is JobState.QUEUED:
-                    anew = advance(anew, Waiting(JobState.PENDING))
-                state.ledger.put(anew)
-                state.actions.append(EstimateMemory(anew))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,6 @@ class Job:
     group: str = ""  # the same for runs of the same job: see `carmad.core.jobs.recurrence`
     estimate: Estimate | None = None
     estimate_late: bool = False  # it started first, or its script took too long: one may follow
-    doubted: bool = False  # its owner's word on memory: see `core.rules.promises`
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; per `parts`, `gpu`

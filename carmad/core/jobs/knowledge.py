@@ -195,8 +195,6 @@ def on_estimated(state: State, event: Estimated) -> None:
     state.ledger.put(job)
     if event.note and not estimate:
         state.ledger.note(event.job, event.note)
-    if job.doubted and estimate and not estimate.firm:
-        state.ledger.note(event.job, promises.override_note(job, estimate))
 
 
 def on_trained(state: State, event: Trained) -> None:
@@ -214,7 +212,7 @@ def _with_estimate(state: State, job: Job, event: Estimated) -> Job:
 
 
 def _estimate_of(state: State, job: Job, event: Estimated) -> Estimate | None:
-    estimate = promises.weigh(job, event.estimate) if job.doubted else event.estimate
+    estimate = event.estimate
     return state.fleet.with_room(estimate) if estimate and estimate.firm else estimate
 
 
@@ -244,7 +242,7 @@ def ask_again(runs: Iterable[Job]) -> list[EstimateMemory]:
 def takes_measurements(job: Job) -> bool:
     """Whether a new measurement of earlier runs replaces the estimate of this waiting job: not
     what its owner declared or what its script showed."""
-    open_still = job.awaits_estimate or job.lives or job.doubted or not job.spec.gpus
+    open_still = job.awaits_estimate or job.lives or not job.spec.gpus
     return not open_still and (job.estimate is None or job.estimate.source == MEASURED)
 
 

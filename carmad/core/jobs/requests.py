@@ -37,7 +37,6 @@ def on_submitted(state: State, event: Submitted) -> None:
     id, pending = event.first, Waiting(JobState.PENDING)
     for spec in event.specs:
         job = Job(id, spec, pending, event.at, held=event.held, group=group(spec))
-        job = replace(job, doubted=state.shares.doubts(spec, event.at))
         job = with_history(state, job, event.at)
         id = JobId(id + job.tasks)
         if job.id not in state.counted:  # after a failed commit, the same event comes again
@@ -100,8 +99,7 @@ def _update(state: State, job: Job, event: UpdateRequested) -> None:
     if anew and job.state is JobState.QUEUED:
         job = advance(job, Waiting(JobState.PENDING))
     if anew:
-        doubted = state.shares.doubts(spec, event.at)
-        job = replace(job, estimate=None, estimate_late=False, crash="", doubted=doubted)
+        job = replace(job, estimate=None, estimate_late=False, crash="")
         job = with_history(state, job, event.at)
         state.actions.append(EstimateMemory(job))
     state.ledger.put(job)
@@ -123,14 +121,10 @@ def on_requeue_requested(state: State, event: RequeueRequested) -> None:
     ended |= {one.job: latest[one.job] for one in job.spec.after if one.job in latest}
     if next(jobs.within(job.ids), None) or not control.requeue(job, ended).acts:
         return
-    doubted = state.shares.doubts(job.spec, event.at)
-    estimate = job.estimate if doubted == job.doubted else None
     again = advance(
         job,
-        Waiting(JobState.QUEUED if estimate else JobState.PENDING),
+        Waiting(JobState.QUEUED if job.estimate else JobState.PENDING),
         earlier=job.ended_attempts,
-        estimate=estimate,
-        doubted=doubted,
         retry=None,
         overtaken=0,
         requeued_after=job.attempt,

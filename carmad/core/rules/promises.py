@@ -1,32 +1,22 @@
 """What jobs are promised of a GPU's memory by their owners' own word, and what they use: what to
-ask for next time, and whose false promise ended a neighbour.
+ask for next time.
 
 A job that asks for memory (`--gpu-mem`) gets that much for as long as it lives, and others are
 placed by it. So its owner is told afterwards what would have been right: what its runs used, with
-the margin by which an estimate from earlier runs is placed (`margin`). If it held more than it had
-asked for when a neighbour ran out of memory, and the neighbour would have had room otherwise, its
-promise was false. After the second job of a user with such a promise within `WINDOW_S`, the user's
-word is doubted: jobs are planned by what is measured or estimated, if that is more than they ask
-for.
+the margin by which an estimate from earlier runs is placed (`margin`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from math import ceil, exp, log, sqrt
 from statistics import median
 
-from carmad.core.gpus.gpu import GpuSample, held_mib
-from carmad.core.gpus.sharing import label
-from carmad.core.jobs.attempt import Exit
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
-from carmad.core.rules.share import WINDOW_S
 from carmad.readable import gib
 
-DAY_S = 86_400.0
 SPARE_MIB = 2048  # with less, no policy starts a job by default (`Preconditions.min_free_mib`)
 SPARE = 0.25  # of what was asked for: with less to spare, nothing is said
 PRIOR_SPREAD = 0.10
@@ -35,7 +25,6 @@ MEASURED = "history"  # the estimator whose answers are earlier runs
 # How notes begin that are found again by it.
 USES_MORE = "uses "
 ASKED = "asked "
-BROKE = "broke its promise: "
 STEP_MIB = 256  # by which limits follow readings
 
 
@@ -115,66 +104,3 @@ def size(mib: int) -> str:
     if mib % 1024 == 0:
         return f"{mib // 1024}G"
     return gib(mib) if mib >= 1024 else f"{mib}M"
-
-
-# -- false promises
-def culprits(
-    victim: Job, exit: Exit, beside: Iterable[GpuSample], residents: Iterable[Job]
-) -> list[tuple[Job, int]]:
-    """The jobs but for which the victim would have had room: what each held beyond its owner's word
-    was at least what the allocation lacked. With what each held, in MiB.
-
-    `beside`: the readings that show who held memory when it ran out; `residents`: who is there. A
-    victim that broke its own promise has itself to blame, and one that met its own limit nobody.
-    """
-    if exit.limit_mib is not None or not victim.shared:
-        return []
-    lacked_mib = max(1, (exit.tried_mib or 1) - (exit.free_mib or 0))
-    found: dict[int, tuple[Job, int]] = {}
-    for reading in beside:
-        own_mib, word_mib = held_mib(victim.id, reading), victim.spec.memory_mib
-        if word_mib and max(own_mib + (exit.tried_mib or 0), victim.usage.peak_mib) > word_mib:
-            return []
-        for job in residents:
-            used_mib = held_mib(job.id, reading)
-            if (
-                job.id != victim.id
-                and job.spec.memory_mib
-                and used_mib - job.spec.memory_mib >= lacked_mib
-            ):
-                found[job.id] = job, used_mib
-    return list(found.values())
-
-
-def confess(culprit: Job, used_mib: int, victim: Job) -> str:
-    """The note for the owner of a job whose false promise ended another."""
-    asked_mib = culprit.spec.memory_mib or 0
-    return (
-        f"{BROKE}it held {size(used_mib)} instead of the {size(asked_mib)} that it asked for, and"
-        f" job {label(victim)} of {victim.spec.user} ran out of memory beside it"
-    )
-
-
-def second_time() -> str:
-    """The end of the note that is written at the second false promise."""
-    return (
-        f"; it is the second time in {WINDOW_S / DAY_S:.0f} days: what is measured or estimated"
-        " counts now, where that is more than your --gpu-mem"
-    )
-
-
-def override_note(job: Job, estimate: Estimate) -> str:
-    """The note for the owner of a job whose word does not count."""
-    asked = size(job.spec.memory_mib or 0)
-    used = f"{size(estimate.safe_mib)} ({estimate.source})"
-    return f"is planned with {used} instead of the {asked} of its --gpu-mem: carma submit says why"
-
-
-def weigh(job: Job, found: Estimate | None) -> Estimate | None:
-    """The estimate by which a job is planned whose owner's word is doubted: what was measured or
-    estimated, if that is more."""
-    word = job.spec.declared
-    if word is None or (found and found.safe_mib > word.mib):
-        return found and replace(found, others=(*found.others, *([word] if word else ())))
-    others = (found, *found.others) if found and found.source != word.source else ()
-    return replace(word, others=others)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from carmad.config import Fairness, Host
-from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec, Owner
 
@@ -35,16 +34,6 @@ Days = tuple[tuple[int, float], ...]  # seconds per day (UTC, since 1970)
 HostPart = tuple[int | None, int | None]  # CPUs and MiB of the host; None: not asked for
 WEEK = 7  # days, with the current one
 NOBODY = -1  # as a uid
-WINDOW_S = 30 * DAY_S
-ENOUGH = 2  # false promises of a user within the window: one may be a mistake
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A false promise of memory, which ended a neighbour."""
-
-    at: float
-    job: JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +51,6 @@ class Account:
     days: Days = ()  # used of GPUs, not halved
     urgent_rate: float = 0.0  # the part of `rate` that is of urgent jobs
     urgent: Days = ()  # used by those
-    broken: tuple[Broken, ...] = ()  # false promises, the latest: see `core.rules.promises`
 
     @property
     def owner(self) -> Owner:
@@ -86,8 +74,7 @@ class Account:
 
     def shift(self, by_s: float) -> Account:
         """The account with its times moved `by_s` later."""
-        broken = tuple(replace(each, at=each.at + by_s) for each in self.broken)
-        return replace(self, at=self.at + by_s, broken=broken)
+        return replace(self, at=self.at + by_s)
 
     def since(self, day: int, now: float) -> float:
         """GPU-seconds used from the beginning of this day on, by jobs that held GPUs."""
@@ -254,22 +241,6 @@ class Shares:
         for owner, account in tuple(self.accounts.items()):
             if account.rate or account.host_rate:
                 self._settle(owner, now)
-
-    def note_broken(self, owner: Owner, job: JobId, now: float) -> None:
-        """A job's false promise of memory ended a neighbour. Each job counts once."""
-        old = self._of(owner, now)
-        if job not in {each.job for each in old.broken}:
-            self._put(replace(old, broken=(*old.broken, Broken(now, job))[-ENOUGH:]))
-
-    def broken(self, owner: Owner, now: float) -> tuple[Broken, ...]:
-        """The false promises for which the user's word on memory is doubted now, if it is."""
-        its = self._of(owner, now).broken
-        lately = tuple(each for each in its if now - each.at < WINDOW_S)
-        return lately if len(lately) >= ENOUGH else ()
-
-    def doubts(self, spec: JobSpec, now: float) -> bool:
-        """Whether the job asks for memory, and its owner's word is doubted."""
-        return spec.declared is not None and bool(self.broken(spec.owner, now))
 
     def rank(self, owner: Owner) -> int:
         return self._place.get(owner, 0)

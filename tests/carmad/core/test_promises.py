@@ -8,29 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from carma_testing import FakeServer, a_job, a_spec
 from carma_testing.builders import changed
-from carmad.config import Fairness
-from carmad.core.gpus.gpu import GpuSample, ProcessUse
-from carmad.core.happenings import Kind, happenings, notices, words
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import (
-    CancelRequested,
     Estimated,
-    HoldRequested,
     Submitted,
-    UpdateRequested,
 )
 from carmad.core.rules import promises
-from carmad.core.rules.share import ENOUGH, Shares
 from carmad.store.codec import notice_rows
 from tests.daemon import Carmad, Json, running, train
-from tests.owners import who
 from tests.waiting import until
 
 GIB = 1024
@@ -86,96 +76,7 @@ def test_sizes_are_written_as_one_asks_for_them() -> None:
     assert [promises.round_up(mib) for mib in sizes] == [512, 1536, 4096, 30_720]
 
 
-# -- whose false promise ended whom
-
-
-def a_resident(id: int, asked_mib: int | None, user: str = "bob") -> Job:
-    spec = a_spec(user=user, memory_mib=asked_mib)
-    its = {"gpus": (GpuId("GPU-00000000"),), "started_at": 1.0, "shared": True}
-    return a_job(id, spec=spec, state=JobState.RUNNING, **its)
-
-
-@pytest.mark.parametrize(
-    ("asked_mib", "held_mib", "own", "exit", "blamed"),
-    [
-        (4 * GIB, 30 * GIB, {}, {}, True),
-        (4 * GIB, 30 * GIB, {}, {"tried_mib": 100, "free_mib": 50}, True),
-        (29 * GIB, 30 * GIB, {}, {"tried_mib": 2000, "free_mib": 50}, False),  # still no room
-        (31 * GIB, 30 * GIB, {}, {}, False),
-        (None, 30 * GIB, {}, {}, False),  # it promised nothing
-        (4 * GIB, 30 * GIB, {"asked_mib": 500}, {}, False),  # the victim broke its own
-        (4 * GIB, 30 * GIB, {"asked_mib": 900}, {}, True),  # it holds just what was said
-        (4 * GIB, 30 * GIB, {}, {"limit_mib": 2000}, False),
-    ],
-)
-def test_who_is_to_blame(
-    asked_mib: int | None, held_mib: int, own: dict[str, int], exit: dict[str, int], blamed: bool
-) -> None:
-    victim = a_resident(1, own.get("asked_mib"), "ada")
-    culprit = a_resident(2, asked_mib)
-    use = ProcessUse(1, 900, job=JobId(1)), ProcessUse(2, held_mib, job=JobId(2))
-    reading = GpuSample(GpuId("GPU-00000000"), 8.0, 40_000, 960, processes=use)
-    how = Exit(Cause.GPU_OOM, **exit)
-    found = promises.culprits(victim, how, [reading], [victim, culprit])
-    assert found == ([(culprit, held_mib)] if blamed else [])
-
-
-def test_a_word_is_doubted_after_the_second_job_within_the_window() -> None:
-    shares = Shares(Fairness())
-    for job in (1, 1, 1):
-        shares.note_broken(who("bob"), JobId(job), 0.0)
-    assert not shares.broken(who("bob"), 1.0), "one job, however many it ended"
-    shares.note_broken(who("bob"), JobId(2), 1000.0)
-    assert len(shares.broken(who("bob"), 1001.0)) == ENOUGH
-    assert shares.doubts(a_spec(user="bob", memory_mib=1), 1001.0)
-    assert not shares.doubts(a_spec(user="bob"), 1001.0), "it gives no word"
-    assert not shares.doubts(a_spec(user="bob", memory_mib=0), 1001.0)
-    assert not shares.doubts(a_spec(user="ada", memory_mib=1), 1001.0)
-    assert not shares.broken(who("bob"), promises.WINDOW_S + 1.0), "the first is long ago"
-
-
-def test_a_doubted_word_counts_where_nothing_higher_is_known() -> None:
-    job = a_job(spec=a_spec(memory_mib=4 * GIB))
-    higher = promises.weigh(job, MEASURED)
-    assert higher and (higher.mib, higher.source, higher.firm) == (29_800, "history", False)
-    for found in (None, Estimate(900, "trace")):
-        kept = promises.weigh(job, found)
-        assert kept and (kept.mib, kept.source, kept.firm) == (4 * GIB, "declared", True)
-
-
 # -- in the core
-
-OOM = Exit(Cause.GPU_OOM, 1, tried_mib=2_000, free_mib=100)
-
-
-def crowd(server: FakeServer, **culprit: Any) -> tuple[JobId, JobId]:
-    """A job of bob's that asked for 4 GiB and grows to 36, and one of ada's that runs out of memory
-    beside it."""
-    big = server.submit(user="bob", memory_mib=4 * GIB, **culprit)
-    server.run_kernel(big, 3 * GIB)
-    server.pass_time(40)
-    small = server.submit(user="ada", requeue=False)
-    server.run_kernel(small, 3 * GIB)
-    server.run_kernel(big, 36 * GIB)
-    server.pass_time(2)
-    server.exit(small, OOM)
-    return big, small
-
-
-def test_whose_false_promise_ended_a_neighbour_is_told() -> None:
-    server = FakeServer(gpus=1)
-    big, small = crowd(server, notify="oom")
-    told = (
-        f"broke its promise: it held 36G instead of the 4G that it asked for, and job {small} of"
-        " ada ran out of memory beside it"
-    )
-    assert told in server.job(big).notes
-    found = [each for step in server.steps for each in happenings(step) if each.kind is Kind.BROKE]
-    (broke,) = found
-    assert words(broke, {}) == told and notices(broke) == ("oom",)
-    assert words(broke, {}, sees=False) == "broke its promise"
-    rows = [row for step in server.steps for row in notice_rows(step)]
-    assert [(row["job"], row["what"]) for row in rows] == [(big, "oom")]
 
 
 def test_the_message_at_a_job_s_end_says_what_to_ask_for() -> None:
@@ -189,33 +90,6 @@ def test_the_message_at_a_job_s_end_says_what_to_ask_for() -> None:
     assert server.last(id).notes == ("asked 4G, used 29.3G: ask 39G",)
     (row,) = [row for step in server.steps for row in notice_rows(step)]
     assert row["words"] == "succeeded; asked 4G, used 29.3G: ask 39G"
-
-
-def test_after_the_second_false_promise_a_word_counts_as_measured() -> None:
-    server = FakeServer(gpus=1)
-    first, victim = crowd(server)
-    server.tell(CancelRequested(server.now, victim, "ada"))
-    waiting = server.submit(user="bob", memory_mib=4 * GIB, nice=9, exclusive=True)
-    assert not server.job(waiting).doubted, "once may be a mistake"
-    server.tell(HoldRequested(server.now, waiting, True, "bob"))
-    server.exit(first)
-
-    second, _ = crowd(server)
-    assert server.job(waiting).doubted, "also of what waits already"
-    measured = Estimated(server.now, waiting, MEASURED)
-    server.tell(measured)
-    need = server.job(waiting).need
-    assert need and (need.mib, need.source) == (29_800, "history")
-    overruled = "is planned with 30.2G (history) instead of the 4G of its --gpu-mem"
-    assert any(note.startswith(overruled) for note in server.job(waiting).notes)
-    (note,) = [each for each in server.job(second).notes if each.startswith("broke its promise")]
-    assert "it is the second time in 30 days" in note
-    later = server.job(server.submit(user="bob", memory_mib=4 * GIB))
-    assert later.doubted and later.need == later.spec.declared, "nothing else is known"
-    assert not server.job(server.submit(user="ada", memory_mib=4 * GIB)).doubted
-    spec = replace(server.job(waiting).spec, memory_mib=None)
-    server.tell(UpdateRequested(server.now, waiting, spec, ("memory_mib",), "bob"))
-    assert not server.job(waiting).doubted, "it gives no word any more"
 
 
 def test_a_measured_promise_leaves_a_gpu_that_can_take_it() -> None:
@@ -288,23 +162,3 @@ def test_what_a_job_should_ask_for_is_said_and_used(tmp_path: Path) -> None:
         new, said = submit(daemon, "--gpu-mem", "auto", "--hold", "--wrap", "exit 0")
         assert said == ["no earlier run of it was measured: its memory need is estimated"]
         assert daemon.await_state(new, "queued")["memory"]["estimate_mib"] is None
-
-
-def test_a_promise_that_is_broken_twice_counts_no_more(tmp_path: Path) -> None:
-    with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="auto") as daemon:
-        script = grower(25_000)
-        for _ in range(2):
-            big, _ = submit(daemon, "--gpu-mem", "4G", "--wrap", script)
-            holds(daemon, big, 25_000)
-            small = daemon.submit(*train(memory_mib=30_000, sm=0.3, warmup=0.1))
-            until(lambda id=small: daemon.job(id)["failures"], "the out-of-memory")
-            told = f"instead of the 4G that it asked for, and job {small} of "
-            assert told in daemon.carma("why", str(big))
-            daemon.cancel(small)
-            let_go(daemon, big)
-        after, said = submit(daemon, "--hold", "--gpu-mem", "4G", "--wrap", script)
-        assert said[0].startswith("your --gpu-mem counts until ")
-        job = daemon.await_state(after, "queued")
-        assert job["memory"]["declared_mib"] == 4096
-        assert job["memory"]["estimate_source"] == "history"
-        assert job["memory"]["estimate_mib"] >= 25_000
