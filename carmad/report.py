@@ -76,7 +76,7 @@ def title(report: ReportOut) -> str:
 def sections(report: ReportOut) -> list[Section]:
     """Those with something to say."""
     if not report["jobs"]:
-        return [Section("GPUs", ["No job held a GPU."]), *_external(report), *_policy(report)]
+        return [Section("GPUs", ["No job held a GPU."]), *_external(report)]
     return [
         *_gpus(report),
         *_sharing(report),
@@ -85,7 +85,6 @@ def sections(report: ReportOut) -> list[Section]:
         *_waits(report),
         *_idle(report),
         *_external(report),
-        *_policy(report),
     ]
 
 
@@ -205,14 +204,6 @@ def _external(report: ReportOut) -> Iterator[Section]:
     ]
     if rows:
         yield Section("Outside of the queue", (), ("user", "processes>", "GPU-hours>"), rows)
-
-
-def _policy(report: ReportOut) -> Iterator[Section]:
-    """What CARMA recommends; nothing else is said of it."""
-    if (its := report.get("advice")) and not its["why_not"]:
-        from carmad.api.advice import command, sentence
-
-        yield Section("Policy", [sentence(its), f"To change it: {command(its)}"])
 
 
 def _whose(row: Any) -> tuple[str, str, str]:

@@ -53,7 +53,6 @@ def job(**changes: Any) -> dict[str, Any]:
         "exit": None,
         "failures": [],
         "retry": None,
-        "advice": None,
         "notes": [],
         "estimate": {
             "seconds": 0.1,

@@ -12,7 +12,6 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from carmad.api.advice import AdviceOut
 from carmad.api.wire import SCHEMA, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import Overlaps, Seen, Stay, first_started_at, label, overlaps
@@ -145,7 +144,6 @@ class ReportOut(TypedDict):
     waits: list[WaitReportOut]
     idle: list[IdleReportOut]
     external: list[ExternalReportOut]
-    advice: NotRequired[AdviceOut]  # on the policy; for administrators, once there is any
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from carmad.api.advice import AdviceOut
 from carmad.api.reasons import short
 from carmad.api.report import (
     ExternalReportOut,
@@ -41,9 +40,8 @@ def report(
     since: float,
     until: float,
     user: Owner | None = None,
-    advice: AdviceOut | None = None,
 ) -> ReportOut:
-    """`user`: the reader; None: an administrator, who gets the `advice`."""
+    """`user`: the reader; None: an administrator."""
     until = min(until, scene.now)
     if until <= since:
         raise CarmaError(
@@ -61,8 +59,6 @@ def report(
         out["since"] = stamp(since)
     totals, _ = store.externals(since, until=until)
     out["external"] = list(_external(totals, user and user.user))
-    if advice and user is None:
-        out["advice"] = advice
     return out
 
 

@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 
 from carmad import beats
 from carmad.api import reporting
-from carmad.api.advice import AdviceOut
 from carmad.api.call import Call, Caller, Moment, Word, answer, resource
 from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import GpuOut, gpus_out
@@ -150,7 +149,6 @@ class ConfigOut(TypedDict):
     path: str | None
     toml: str | None
     waiting: NotRequired[list[str]]  # what only a restart changes; none: the file is broken
-    advice: NotRequired[AdviceOut | None]  # on the policy, for administrators; null: none yet
 
 
 class ConfigIn(Body):
@@ -314,9 +312,7 @@ async def report(call: Caller, since: Moment = None, until: Moment = None) -> Re
     user = None if peer.admin else peer.owner
     async with service.slow:
         out = await run_in_threadpool(
-            lambda: reporting.report(
-                service.store, scene, since_at, until_at, user, service.advice()
-            )
+            lambda: reporting.report(service.store, scene, since_at, until_at, user)
         )
     return answer(out)
 
@@ -335,8 +331,6 @@ async def config(call: Caller) -> Response:
     }
     if changes is not None:
         out["waiting"] = changes
-    if call.peer.admin:
-        out["advice"] = await run_in_threadpool(service.advice)
     return answer(out)
 
 

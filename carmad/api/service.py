@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from carmad.api.advice import AdviceOut
 from carmad.api.checks import CheckOut
 from carmad.api.events import Events
 from carmad.api.rows import Recent, Rows
@@ -122,7 +121,6 @@ class Service(Follower):
     # Settings that the file has and only a restart puts in force, with their values. Raises
     # CarmaError if the file is broken; slow.
     waiting_settings: Callable[[], Sequence[str]] = tuple
-    advice: Callable[[], AdviceOut | None] = lambda: None  # on the policy
     # A mail to this user; why it was not taken, or "". Slow.
     send_test: Callable[[str], str] = lambda user: "this daemon only pretends"
     config_path: str | None = None

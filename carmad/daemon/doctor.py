@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 
 from carmad import beats, paths
-from carmad.api.advice import AdviceOut, command, words
 from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import gpu_state
 from carmad.attempt import exits
@@ -74,12 +73,10 @@ def checks(
     mps: Mps | None,
     troubles: Sequence[Trouble] = (),
     outage: CarmaError | None = None,
-    advice: AdviceOut | None = None,
 ) -> list[CheckOut]:
     """`outage`: why no job can be launched now. Slow: reads files and starts a process."""
     return [
         *_deciding(settings, troubles),
-        *_advice(advice),
         *_threads(),
         _identity(),
         *_hooks(Path(HOOKS)),
@@ -125,13 +122,6 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         else:
             hint += "Repair it or choose another, and restart carmad: running jobs continue."
             yield verdict(each.plugin, False, f"fails, so {each.without}: {what}", hint)
-
-
-def _advice(advice: AdviceOut | None) -> Iterator[CheckOut]:
-    """Whether another policy would have been better lately."""
-    if advice:
-        better = None if not advice["why_not"] else True
-        yield verdict("advice", better, words(advice), command(advice))
 
 
 def _threads() -> Iterator[CheckOut]:

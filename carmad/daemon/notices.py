@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from carmad.api.advice import AdviceOut, read_advice
 from carmad.api.reporting import report
 from carmad.core.scene import Scene
 from carmad.daemon.host import DaemonHost
@@ -35,15 +34,12 @@ def notices(host: DaemonHost) -> Post:
         gpus=lambda: host.scene().gpus,
     )
 
-    def advice() -> AdviceOut | None:
-        return read_advice(host.state_dir, host.settings().policy)
-
     def add(name: str, tell: Callable[[], None]) -> None:
         host.add_chore(Chore(name, tell, "cron", {"minute": 0}, at_start=True))
 
     if settings.report:
         sent = host.state_dir / "report.sent"
-        add("report", weekly_report(host.store, host.scene, advice, post, sent))
+        add("report", weekly_report(host.store, host.scene, post, sent))
     if settings.mail and settings.week:
         add("mails", weekly_mails(host.store, post, host.state_dir / "weeks.sent"))
     return post
@@ -84,7 +80,6 @@ def _is_due(now: datetime, since: datetime, until: datetime, told: Path) -> bool
 def weekly_report(
     store: Reader,
     scene: Callable[[], Scene],
-    advice: Callable[[], AdviceOut | None],
     post: Post,
     told: Path,
     clock: Callable[[], datetime] = datetime.now,
@@ -97,7 +92,7 @@ def weekly_report(
         since, until = last("week", now.date())
         if not _is_due(now, since, until, told):
             return
-        out = report(store, scene(), since.timestamp(), until.timestamp(), advice=advice())
+        out = report(store, scene(), since.timestamp(), until.timestamp())
         letter = Letter(title(out), as_markdown(out, titled=False))
         post.send_report(letter, partial(told.write_text, f"{since:%F}"))
 

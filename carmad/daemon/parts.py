@@ -16,7 +16,6 @@ from threading import Event, Thread
 from typing import TypeVar, cast
 
 from carmad import beats, configfile, paths, registry, units
-from carmad.api.advice import AdviceOut, read_advice
 from carmad.api.app import create_app
 from carmad.api.checks import CheckOut
 from carmad.api.service import Service
@@ -183,7 +182,6 @@ class Daemon:
             terminals=self._world,
             set_policy=self._set_policy,
             waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
-            advice=self._read_advice,
             send_test=self._post.send_test,
             config_path=str(self._config) if self._config else None,
             config_toml=configfile.dump(settings),
@@ -216,9 +214,6 @@ class Daemon:
         self._plugged = [
             GuardedFollower(name, its) for name, its in named if isinstance(its, Follower)
         ]
-
-    def _read_advice(self) -> AdviceOut | None:
-        return read_advice(self._state_dir, self._in_force.policy)
 
     def _build_engine(self) -> None:
         """What drives the core, and those that follow its steps."""
@@ -358,7 +353,6 @@ class Daemon:
             self._mps,
             self._troubles(),
             self._world.outage,
-            self._read_advice(),
         )
 
     def _estimate(self, spec: JobSpec, patiently: bool, abandoned: Event) -> Answer:

@@ -24,7 +24,6 @@ from carma_web.once import once
 from carma_web.page import Page, go_on
 from carma_web.share import Share
 from carmad import registry
-from carmad.api.advice import sentence
 from carmad.config import Settings
 from carmad.errors import CarmaError
 from carmad.paths import python
@@ -208,12 +207,6 @@ class Admin(Share):
         return found
 
     @property
-    def advice(self) -> str:
-        """What CARMA recommends, in words; "": nothing."""
-        its = self.config.get("advice")
-        return sentence(its) if its and not its["why_not"] else ""
-
-    @property
     def usual(self) -> list[str]:
         """The policies that one click compares."""
         return [name for name in USUAL if name in policy_names()]
@@ -241,12 +234,6 @@ def resume(request: Request, given: Given) -> Response:
     return go_on(request, PATH, f"GPU {gpu} takes jobs again.")
 
 
-def set_policy(request: Request, given: Given) -> Response:
-    policy = given.get("policy", "")
-    client.post("/v1/config", {"policy": policy})
-    return go_on(request, PATH, f"The policy {policy} decides from now on.")
-
-
 def _gpu(ref: str, verb: str) -> str:
     return f"/v1/gpus/{quote(ref, safe='')}/{verb}"
 
@@ -256,7 +243,6 @@ ROUTES = [
     Route(f"{PATH}/doctor", Doctor.show),
     Route(f"{PATH}/drain", form_endpoint(drain), methods=["POST"]),
     Route(f"{PATH}/resume", form_endpoint(resume), methods=["POST"]),
-    Route(f"{PATH}/policy", form_endpoint(set_policy), methods=["POST"]),
     Route(WHAT_IF, WhatIf.show),
     Route(WHAT_IF, form_endpoint(start_simulation), methods=["POST"]),
     Route(f"{WHAT_IF}/cancel", form_endpoint(cancel_simulation), methods=["POST"]),

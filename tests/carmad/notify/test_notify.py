@@ -45,7 +45,6 @@ from policies import builtin
 from recovery import ladder
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
-from tests.carmad.api.test_advice import an_advice
 from tests.daemon import NO_KERNELS, running, until
 from tests.fake_daemon import FakeDaemon
 from tests.messages import Mail, Target
@@ -445,9 +444,7 @@ def test_the_week_s_report_goes_to_its_readers(
     scene = Scheduler(Settings(), builtin.magm(Settings()), ladder.exclusive(Settings())).snapshot
     thread = Post(store, Notify(report=str(file)))
     now, told = [datetime(2026, 11, 23, 6, 59)], tmp_path / "told"
-    look = weekly_report(
-        store, lambda: scene(now[0].timestamp()), an_advice, thread, told, lambda: now[0]
-    )
+    look = weekly_report(store, lambda: scene(now[0].timestamp()), thread, told, lambda: now[0])
     told.write_text("2026-11-09")  # the week before that was sent
     look()
     assert not thread._waiting(), "it is Monday, but not seven"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import signal
 import tempfile
 import urllib.error
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
@@ -113,66 +111,6 @@ def test_a_user_books_and_cancels_the_booking(carmad: Carmad, web: Web) -> None:
         page.get_by_text(f"Reservation {made['id']} is cancelled.").wait_for()
         page.get_by_role("button", name=f"Remove the limit of {me}").click()
         page.get_by_text(f"The limit of {me} is removed.").wait_for()
-
-
-@pytest.fixture
-def settable(tmp_path: Path) -> Iterator[Carmad]:
-    """A carmad whose policy a command may set."""
-    daemon = Carmad(tmp_path, "1xA100-40GB", **NO_KERNELS)
-    daemon.argv[daemon.argv.index("--config") + 1] = str(tmp_path / "carma.toml")
-    (tmp_path / "carma.toml").touch()
-    try:
-        daemon.start()
-        yield daemon
-    finally:
-        daemon.clear_away()
-
-
-def advise_on(carmad: Carmad) -> None:
-    advice = {
-        "policy": "magm",
-        "instead": "carma",
-        "days": 30,
-        "jobs": 412,
-        "saved": 0.312,
-        "longer": False,
-        "why_not": "",
-        "made_at": datetime.now(UTC).isoformat(),
-    }
-    (carmad.state / "advice.json").write_text(json.dumps(advice))
-
-
-@needs_browser
-def test_a_click_puts_the_recommended_policy_in_force(settable: Carmad) -> None:
-    advise_on(settable)
-    with serving(settable) as web, browsing(web, "/admin") as page:
-        accessible(page)
-        picture(page, "advice")
-        page.get_by_role("button", name="Use the policy carma").click()
-        page.locator(".told").get_by_text("The policy carma decides from now on.").wait_for()
-        assert page.get_by_role("button", name="Use the policy carma").count() == 0
-    assert settable.get("/v1/status")["server"]["policy"] == "carma"
-
-
-def test_the_page_has_a_button_for_administrators(settable: Carmad) -> None:
-    with serving(settable) as web:
-        assert "Use the policy" not in web.get("/admin")
-        advise_on(settable)
-        page = web.get("/admin")
-        assert "412 jobs of the last 30 days" in page and "Use the policy carma" in page
-        status, where = web.post("/admin/policy", policy="carma")
-        assert status == 303 and "/admin" in where
-        until(lambda: settable.get("/v1/status")["server"]["policy"] == "carma", "it")
-        assert "Use the policy" not in web.get("/admin")
-        bare = http.client.HTTPConnection(urlsplit(web.origin).netloc, timeout=PATIENCE_S)
-        bare.request(
-            "POST", f"{web.base}/admin/policy", "policy=rr", {"Cookie": f"carma={web.token}"}
-        )
-        assert bare.getresponse().status == 403, "another site's page sent it"
-        bare.close()
-    with serving(settable, "--read-only") as web:
-        assert web.post("/admin/policy", policy="magm")[0] == 404
-    assert settable.get("/v1/status")["server"]["policy"] == "carma"
 
 
 @needs_browser
