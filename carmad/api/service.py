@@ -124,7 +124,7 @@ class Service(Follower):
     waiting_settings: Callable[[], Sequence[str]] = tuple
     advice: Callable[[], AdviceOut | None] = lambda: None  # on the policy
     # A mail to this user; why it was not taken, or "". Slow.
-    send_test: Callable[[str], str] = lambda user: "this daemon only pretends"
+    send_test: Callable[[Owner], str] = lambda user: "this daemon only pretends"
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
