@@ -277,22 +277,17 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Messages to users and administrators, and reports. Mail needs no package; any other kind of
-    address needs Apprise."""
+    """Messages to users and administrators."""
 
     # mail addresses, separated by commas, or a file with addresses, readable by carmad only;
     # "": nobody
     administrators: str = ""
     # how long the first in line may wait beside an idle GPU before they get a message
     stuck_s: Number = 1800.0
-    report: str = ""  # likewise: who gets the week's report on Mondays at 7
-    # how mail is sent: "sendmail", by this machine's own program; or by a server, such as
-    # "smtp://mail.example.org" or "smtps://mail.example.org:465". If it wants a password: a file
-    # that only carmad can read, with "smtp://USER:PASSWORD@HOST". "": no mail
-    mail: str = ""
+    # by which of this machine's programs mail is sent to users without addresses of their own;
+    # "": no mail
+    mail: Literal["", "sendmail"] = ""
     domain: str = ""  # of users' addresses, USER@domain; "": this host's full name
-    # mail each user their week on Mondays at 7, unless they have opted out; needs `mail`
-    week: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,20 +111,6 @@ def address(text: str) -> tuple[str, int] | None:
     return (host, port) if whole and host and port else None
 
 
-def sends_mail(text: str) -> bool:
-    """Whether it is a way to send mail: "sendmail", "smtp://HOST[:PORT]", "smtps://…" or a path. A
-    password may not be in it, as everybody can read the settings."""
-    if text == "sendmail" or text.startswith("/"):
-        return True
-    try:
-        parts = urlsplit(text)
-        host, named = parts.hostname, parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-    bare = parts.username is None and parts.path in ("", "/")
-    return parts.scheme in ("smtp", "smtps") and bool(host) and named and bare
-
-
 def by_name(settings: Settings) -> dict[str, Any]:
     """Every setting by its full name, such as "monitor.window_s"."""
     return {".".join(key): value for key, value in _leaves(as_tree(settings))}
@@ -280,15 +266,9 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             ladder(values["idle", name])
         except CarmaError as error:
             yield ("idle", name), f"cannot be read: {error}, {error.hint}"
-    for name in ("administrators", "report"):
-        whom = values["notify", name]
-        if "@" in whom and "/" not in whom and not settings.notify.mail:
-            yield ("notify", name), "is a mail address, but notify.mail is not set"
-    if settings.notify.mail and not sends_mail(settings.notify.mail):
-        yield (
-            ("notify", "mail"),
-            'should be "sendmail", "smtp://HOST", or a file with smtp://USER:PASSWORD@HOST',
-        )
+    whom = settings.notify.administrators
+    if "@" in whom and "/" not in whom and not settings.notify.mail:
+        yield ("notify", "administrators"), "is a mail address, but notify.mail is not set"
     weights = sum(values[key] for key in _WEIGHTS)
     if not math.isclose(weights, 1.0, abs_tol=1e-6):
         names = ", ".join(name for _, name in _WEIGHTS)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from carmad.errors import CarmaError
 from carmad.paths import FIND
 
 WITHIN_S = 30.0  # how long systemd may take to answer
@@ -67,3 +68,32 @@ def start(
     )
     said = asked.stderr.strip()
     return "" if asked.returncode == 0 else said or f"it exited with {asked.returncode}"
+
+
+def run(
+    unit: str,
+    description: str,
+    properties: Mapping[str, str],
+    argv: Sequence[str],
+    *,
+    in_unit: bool,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes] | None:
+    """Run one of the daemon's own helpers: in a unit, outside the daemon's sandbox, or as a child,
+    which is returned. `stdin`, `stderr`: this process's descriptors. Raises CarmaError."""
+    if not in_unit:
+        return subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            cwd="/",
+            env={"PATH": os.defpath},
+            start_new_session=True,
+        )
+    streams = {"StandardInput": stdin, "StandardError": stderr}
+    ours = {name: f"file:/proc/{os.getpid()}/fd/{fd}" for name, fd in streams.items() if fd >= 0}
+    if said := start(unit, description, {**properties, **ours}, argv):
+        raise CarmaError(f"systemd did not start the unit: {said:.300}")
+    return None

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
+from typing import Any
 
 from carmad.errors import CarmaError
 from carmad.notify import addresses
 from carmad.readable import clean
 from cli import client
 from cli.problems import Problem, note
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from typing import Any
-
-MISSING = "messages need Apprise, which is not installed beside carma"
 
 
 def say_where() -> list[str]:
@@ -41,24 +36,6 @@ def send_test() -> int:
     return _send(found, "test", "Messages about your jobs arrive here.")
 
 
-def set_week(on: bool) -> int:
-    """Whether the caller gets a mail about their week."""
-    name = addresses.no_week(os.environ)
-    try:
-        if not on:
-            os.makedirs(os.path.dirname(name), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
-            os.close(os.open(name, os.O_WRONLY | os.O_CREAT, 0o600))
-        elif os.path.lexists(name):
-            os.unlink(name)  # noqa: PTH108
-    except OSError as error:
-        raise Problem(f"cannot change {name}: {error.strerror}", "is it yours?") from None
-    if on:
-        print("you get a mail about your week on Mondays, if the server sends mail")
-    else:
-        print(f"you get no mail about your week; {name} says so")
-    return 0
-
-
 def send(title: str, body: str) -> int:
     """Send it to one's own addresses now, and say what became of it."""
     return _send(check_addresses(), title, body)
@@ -82,7 +59,6 @@ def check_addresses() -> list[str]:
     """Those of the caller. Raises CarmaError."""
     name = addresses.path(os.environ)
     found = addresses.read(name)
-    _require_apprise()
     print(f"{name}: {len(found)} address{'es' if len(found) > 1 else ''}")
     return found
 
@@ -98,7 +74,6 @@ def settle(options: Namespace, body: dict[str, Any]) -> None:
     name = addresses.path(os.environ)
     try:
         found = addresses.read(name)
-        _require_apprise()
     except CarmaError as error:
         if server_mails():
             return
@@ -124,12 +99,3 @@ def server_mails() -> bool:
 def _note(options: Namespace, text: str) -> None:
     if not options.quiet:
         note(text)
-
-
-def _require_apprise() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("apprise") is None:
-        from carmad.installed import how_to_add
-
-        raise Problem(MISSING, f"an administrator installs it: {how_to_add('notify')}")

@@ -67,11 +67,6 @@ class Mail(_Served, socketserver.ThreadingTCPServer):
         self.serve()
 
     @property
-    def way(self) -> str:
-        """As `notify.mail`."""
-        return f"smtp://127.0.0.1:{self.server_address[1]}"
-
-    @property
     def url(self) -> str:
         port = self.server_address[1]
         return f"mailto://127.0.0.1:{port}?from=carma@example.org&to=ada@example.org"

@@ -22,8 +22,8 @@ class MailOut(TypedDict):
 async def send_test(call: Caller) -> Response:
     """Send the caller a mail now, as messages about jobs are sent to those who have no addresses
     of their own."""
-    service, user = call.service, call.peer.user
+    service = call.service
     async with service.turns[call.peer.uid], service.slow:
-        why = await run_in_threadpool(service.send_test, user)
-    out: MailOut = {"schema": SCHEMA, "to": user, "why": why}
+        why = await run_in_threadpool(service.send_test, call.peer.owner)
+    out: MailOut = {"schema": SCHEMA, "to": call.peer.user, "why": why}
     return answer(out)

@@ -122,7 +122,7 @@ class Service(Follower):
     # CarmaError if the file is broken; slow.
     waiting_settings: Callable[[], Sequence[str]] = tuple
     # A mail to this user; why it was not taken, or "". Slow.
-    send_test: Callable[[str], str] = lambda user: "this daemon only pretends"
+    send_test: Callable[[Owner], str] = lambda user: "this daemon only pretends"
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones

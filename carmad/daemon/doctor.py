@@ -29,7 +29,7 @@ from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
-from carmad.notify.mail import SENDMAIL, find_sendmail
+from carmad.notify.sender import SENDMAIL, find_sendmail
 from carmad.readable import gib
 from carmad.store.sql import SqlStore
 
@@ -236,8 +236,8 @@ def _mail(settings: Settings) -> Iterator[CheckOut]:
     way = settings.notify.mail
     if not way:
         return
-    if way == SENDMAIL and not find_sendmail():
-        hint = 'Install one, such as msmtp-mta or postfix; or set mail = "smtp://HOST".'
+    if not find_sendmail():
+        hint = "Install one: msmtp-mta passes mail on to a server, postfix is one."
         yield verdict("mail", False, f"there is no {SENDMAIL}", hint)
         return
     yield verdict("mail", True, f"by {way}; `carma notify --test` sends you one")

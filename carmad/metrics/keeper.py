@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
-from collections import deque
 from io import FileIO
+from itertools import count
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from time import monotonic
 
 from carmad import beats, configfile, units
@@ -30,7 +29,6 @@ STEADY_S = 60.0  # one that has lived so long is started again at once
 END_WITHIN_S = 5.0
 LATE_S = 2 * units.WITHIN_S
 MOST_LINE = 500  # characters
-MOST_COMPLAINTS = 64
 BOUNDS = {
     "Type": "exec",  # once it is started, it has its standard streams
     "MemoryMax": "256M",
@@ -66,16 +64,14 @@ class Keeper:
         if address is None:
             raise CarmaError(f"metrics.listen = {listen!r} is not an address and a port")
         host, port = address
-        self._argv = [
-            *units.program("carmad.metrics.exporter"),
-            *(host, str(port), os.path.abspath(where)),  # noqa: PTH100 - a link stays one
-        ]
+        socket = str(Path.cwd() / where)  # a link stays one
+        self._argv = [*units.program("carmad.metrics.exporter"), host, str(port), socket]
         self._in_unit = own_units and os.geteuid() == 0
-        self._started = 0
-        self._complaints: deque[str] = deque(maxlen=MOST_COMPLAINTS)
+        self._count = count(1)
+        self._said: set[str] = set()  # what goes wrong again and again is logged once
         self._stopped = Event()
         self._life: FileIO | None = None  # once it is closed, the process ends
-        self._thread = Thread(target=self._run, name="metrics", daemon=True)
+        self._thread = beats.thread("metrics", LATE_S, self._keep)
 
     def start(self) -> None:
         self._thread.start()
@@ -84,10 +80,6 @@ class Keeper:
         self._stopped.set()
         self._hang_up()
         self._thread.join(END_WITHIN_S)
-
-    def _run(self) -> None:
-        with beats.beating("metrics", LATE_S):
-            self._keep()
 
     def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S
@@ -112,8 +104,17 @@ class Keeper:
         said, stderr = os.pipe()
         self._life = FileIO(life, "wb")
         with os.fdopen(said, errors="replace") as lines:
+            unit = f"carma-metrics-{os.getpid()}-{next(self._count)}"
             try:
-                process = self._begin(stdin, stderr)
+                process = units.run(
+                    unit,
+                    "CARMA answers Prometheus",
+                    BOUNDS | _installation(),
+                    self._argv,
+                    in_unit=self._in_unit,
+                    stdin=stdin,
+                    stderr=stderr,
+                )
             finally:
                 os.close(stdin)
                 os.close(stderr)
@@ -128,34 +129,12 @@ class Keeper:
         if not self._stopped.is_set():
             self._log("the process has ended, and is started again")
 
-    def _begin(self, stdin: int, stderr: int) -> subprocess.Popen[bytes] | None:
-        """The process, if it is a child of this one."""
-        if not self._in_unit:
-            return subprocess.Popen(
-                self._argv,
-                stdin=stdin,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                cwd="/",
-                env={"PATH": os.defpath},
-                start_new_session=True,
-            )
-        self._started += 1
-        unit = f"carma-metrics-{os.getpid()}-{self._started}"
-        ours = f"file:/proc/{os.getpid()}/fd"
-        pipes = {"StandardInput": f"{ours}/{stdin}", "StandardError": f"{ours}/{stderr}"}
-        properties = BOUNDS | _installation() | pipes
-        if said := units.start(unit, "CARMA answers Prometheus", properties, self._argv):
-            raise CarmaError(f"systemd did not start the unit: {said:.300}")
-        return None
-
     def _log(self, line: str) -> None:
-        """What goes wrong again and again is logged once."""
         if line.startswith(LISTENING):
-            self._complaints.clear()
+            self._said.clear()
             log.info("metrics: %s", line)
-        elif line not in self._complaints:
-            self._complaints.append(line)
+        elif line not in self._said:
+            self._said.add(line)
             log.warning("metrics: %s", line)
 
     def _hang_up(self) -> None:

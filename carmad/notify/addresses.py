@@ -1,18 +1,13 @@
-"""Where to send messages: a file with one of Apprise's addresses on each line. Imports stay light:
-`carma submit --notify` looks at it."""
-# pathlib would take longer to import than the rest:
-# ruff: noqa: PTH111
+"""Where to send messages: a file with one of Apprise's addresses on each line."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
+from pathlib import Path
 
 from carmad.errors import CarmaError
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_BYTES = 64 << 10
 MOST = 20
@@ -21,18 +16,9 @@ HELP = "https://github.com/caronc/apprise/wiki lists the forms of addresses"
 
 def path(env: Mapping[str, str]) -> str:
     """This process's user's own file."""
-    home = env.get("HOME") or os.path.expanduser("~")
+    home = env.get("HOME") or Path("~").expanduser()
     base = env.get("XDG_CONFIG_HOME") or f"{home}/.config"
     return f"{base}/carma/notify.conf"
-
-
-def no_week(env: Mapping[str, str]) -> str:
-    """A file that is there if this process's user wants no mail about their week."""
-    return path(env).removesuffix("notify.conf") + "no-week"
-
-
-def wants_no_week(env: Mapping[str, str]) -> bool:
-    return os.path.lexists(no_week(env))
 
 
 def read(name: str) -> list[str]:

@@ -3,7 +3,6 @@ is stuck, which administrators are told."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,15 +42,14 @@ class ToldOnce:
     tells it again."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[tuple[JobId, str], None] = OrderedDict()
+        self._told: dict[tuple[JobId, str], int] = {}
 
-    def first(self, array: JobId, what: str) -> bool:
-        if (array, what) in self._told:
-            return False
-        self._told[array, what] = None
+    def is_first(self, array: JobId, notice: Notice) -> bool:
+        """Also if it is told again, as its message was not taken."""
+        first = self._told.setdefault((array, notice.what), notice.id)
         if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
-        return True
+            del self._told[next(iter(self._told))]
+        return first == notice.id
 
 
 def lines(
@@ -83,7 +81,7 @@ def lines(
             if counts.keys() <= ENDED:
                 line = f"array {array.array} {job.spec.name}: {_counts(counts)}"
                 found[line] = Item(line, (f"more: carma show {array.array}",))
-        elif once.first(array.array, notice.what):
+        elif once.is_first(array.array, notice):
             tell(f"job {label(job)} {job.spec.name}: {notice.words} (its array's first)", job)
     return list(found.values())
 

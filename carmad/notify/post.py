@@ -8,6 +8,7 @@ message is sent by a process of its own, as the user whom it is for (`sender`).
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -19,11 +20,11 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from threading import Event
+from typing import Any
 
 from carmad import beats, units
 from carmad.accounts import NoAccount, account
@@ -38,9 +39,9 @@ from carmad.core.jobs.spec import Owner
 from carmad.core.messages import Step
 from carmad.edge import Follower
 from carmad.errors import CarmaError
-from carmad.notify import addresses, mail
+from carmad.notify import addresses
 from carmad.notify.letters import Item, Letter, ToldOnce, letter, lines
-from carmad.notify.sender import FAILED, SENT, UNUSABLE
+from carmad.notify.sender import FAILED, LONGEST, SENT
 from carmad.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ WITHIN_S = 60.0  # for a sender: then it is killed
 GATHER_S = 1.0  # so that what happens at the same time is one message
 LATE_S = 5 * units.WITHIN_S  # several senders may be started, each by systemd
 LOOK_S = 0.1  # while a sender is at work
-MOST_OUTCOME = 3 + 1 + mail.LONGEST * 4  # bytes: a number, and why
+MOST_OUTCOME = 3 + 1 + LONGEST * 4  # bytes: a number, and why
 AT_ONCE = 4  # senders, of different users
 AN_HOUR_S = 3600.0
 PER_HOUR = 20  # messages for a user: what comes after that waits, and is one message
@@ -58,106 +59,19 @@ TRIES = 6
 MOST = 1000  # notices in a message
 STUCK_LOOK_S = 60.0
 NO_MAIL = "this server sends no mail"
-SET_MAIL = 'An administrator sets it: [notify] mail = "sendmail" or "smtp://HOST".'
 ADVICE = "more: carma gpus; carma doctor"  # to administrators
 ADMINS = Owner(-1, "")  # in place of a user
-READERS = Owner(-2, "")  # likewise: those who get the week's report
 PASSED_ON = (
     *("HOME", "LANG", "PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
     *("DISPLAY", "WAYLAND_DISPLAY", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY"),
     *("HTTPS_PROXY", "NO_PROXY", "all_proxy", "ALL_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
 )
-BOUNDS = {
-    "RuntimeMaxSec": f"{WITHIN_S:.0f}",
-    "MemoryMax": "1G",
-    "TasksMax": "64",
-    "NoNewPrivileges": "yes",
-}
+# Not NoNewPrivileges: a sendmail may have to write to a queue as a user or group of its own.
+BOUNDS = {"RuntimeMaxSec": f"{WITHIN_S:.0f}", "MemoryMax": "1G", "TasksMax": "64"}
 
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message, as `sender` wants it. `over` is called once an address has taken it, or none
-    will. `instead`: what is sent if the user has no addresses of their own."""
-
-    request: bytes
-    over: Callable[[], object]
-    instead: Outgoing | None = None
-    bounds: Mapping[str, str] = field(default_factory=lambda: BOUNDS)
-
-
-class Sender:
-    """A process that sends a message. It shares a file in memory with us: there it finds the
-    message, and leaves the outcome."""
-
-    _count = itertools.count(1)
-
-    def __init__(self, order: Outgoing, in_unit: bool) -> None:
-        self.deadline = time.monotonic() + WITHIN_S
-        self.why = ""  # a mail was not taken
-        self._shared = os.memfd_create("carma-message")
-        write_all(self._shared, order.request)
-        argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{self._shared}"]
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            if in_unit:
-                unit = f"carma-message-{os.getpid()}-{next(self._count)}"
-                if said := units.start(unit, "CARMA sends a message", order.bounds, argv):
-                    raise CarmaError(f"systemd did not start the unit: {said:.300}")
-            else:
-                self._process = _start(argv)
-        except BaseException:
-            os.close(self._shared)
-            raise
-
-    def outcome(self) -> int | None:
-        """As the exit codes of `sender`; None: there is none yet."""
-        ended = self._process is not None and self._process.poll() is not None
-        said = os.pread(self._shared, MOST_OUTCOME, 0).decode(errors="replace")
-        code, _, why = said.partition(" ")
-        if code.isdigit():
-            self.why = why
-            return int(code)
-        return FAILED if ended else None
-
-    def close(self) -> None:
-        """End it, if it has not ended; its unit ends it by itself."""
-        os.close(self._shared)
-        if self._process is not None:
-            with suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-
-
-def _start(argv: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        env={"PATH": os.defpath},
-        start_new_session=True,
-    )
-
-
-@dataclass(slots=True)
-class Recipient:
-    """A user, and what is under way for them. Times are monotonic."""
-
-    waits: bool = False  # to be told something
-    due: float = 0.0
-    outgoing: Outgoing | None = None  # kept until an address takes it
-    tries: int = 0
-    sender: Sender | None = None
-    sent: deque[float] = field(default_factory=deque)  # in the last hour
-
-    def next_at(self, now: float) -> float:
-        """When the next message may be sent."""
-        while self.sent and self.sent[0] <= now - AN_HOUR_S:
-            self.sent.popleft()
-        return self.sent[0] + AN_HOUR_S if len(self.sent) >= PER_HOUR else now + GATHER_S
+Order = dict[str, Any]  # as `sender` wants it
+# An order, and what is called once it was carried out, or never will be.
+Outgoing = tuple[Order, Callable[[], object]]
 
 
 class Post(Follower):
@@ -181,27 +95,25 @@ class Post(Follower):
         self._stuck, self._explain, self._gpus = stuck, explain, gpus
         self._where = socket.gethostname()
         self._once = ToldOnce()
-        self._users: dict[Owner, Recipient] = {}
         self._for_admins: dict[str, None] = {}  # lines, each once
-        self._report: tuple[Letter, Callable[[], object]] | None = None  # to be sent
-        self._weeks: dict[Owner, tuple[Letter, Job]] = {}  # likewise, with a job of the user's
-        self._stuck_job: JobId | None = None
-        self._tell_stuck_at = 0.0
-        self._look_at = 0.0
-        self._news = Event()
-        self._news.set()  # an earlier daemon may have left notices
-        self._closed = False
-        self._thread = beats.thread("post", LATE_S, self._tell)
+        self._sent: dict[Owner, deque[float]] = {}  # when, in the last hour (monotonic)
+        self._tasks: dict[Owner, asyncio.Task[None]] = {}  # of those who are being told
+        self._senders = asyncio.Semaphore(AT_ONCE)  # who has waited longest is next
+        self._count = itertools.count(1)
+        self._loop = asyncio.new_event_loop()
+        self._news = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._thread = beats.thread("post", LATE_S, self._run)
 
     # -- in the core's thread
 
     def on_commit(self, step: Step) -> None:
         if any(job.spec.notify or job.current.idle for job in step.jobs):
-            self._news.set()
+            self._set(self._news)
 
     def on_happenings(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
         """What happened to the GPUs, and jobs whose users are not there any more."""
-        for each in happenings if self._settings.administrators else ():
+        for each in happenings:
             if each.gpu is not None:
                 its = gpus[each.gpu].index if each.gpu in gpus else each.gpu
                 self._tell_admins(f"GPU {its}: {words(each, {})}")
@@ -209,147 +121,132 @@ class Post(Follower):
                 self._tell_admins(f"job {label(each.job)} is held: {each.job.barred}")
 
     def on_failed_commit(self, error: CarmaError) -> None:
-        if self._settings.administrators:
-            self._tell_admins(f"carmad cannot record events: {error}")
+        self._tell_admins(f"carmad cannot record events: {error}")
 
     def _tell_admins(self, line: str) -> None:
-        if len(self._for_admins) < MOST:
+        if self._settings.administrators and len(self._for_admins) < MOST:
             self._for_admins[line] = None
-        self._news.set()
+            self._set(self._news)
 
-    # -- in housekeeping's thread
-
-    def send_report(self, report: Letter, over: Callable[[], object]) -> None:
-        """To those whom `notify.report` names. `over`: as of `Outgoing`. Not kept on disk."""
-        self._report = Letter(f"[carma {self._where}] {report.title}", report.body), over
-        self._news.set()
-
-    def send_week(self, week: Letter, latest: Job) -> None:
-        """To the owner of this job, whose environment says where their files are. Not kept on
-        disk."""
-        self._weeks[latest.spec.owner] = week, latest
-        self._news.set()
+    def _set(self, event: asyncio.Event) -> None:
+        with suppress(RuntimeError):  # the thread has ended
+            self._loop.call_soon_threadsafe(event.set)
 
     # -- in a request's thread
 
-    def send_test(self, user: str) -> str:
+    def send_test(self, whom: Owner) -> str:
         """Send a mail to a user now. Returns why it was not taken; "": it was. Raises CarmaError if
         this server sends none."""
+        if not self._settings.mail:
+            raise CarmaError(NO_MAIL, 'An administrator sets it: [notify] mail = "sendmail".')
         test = Item("a test: messages about your jobs arrive here", ("by carma notify --test",))
-        what = letter([test], self._where)
-        order = self._by_mail([user], what, lambda: None)
-        if order is None:
-            raise CarmaError(NO_MAIL, SET_MAIL)
-        sender = Sender(order, self._in_units)
-        try:
-            while (code := sender.outcome()) is None:
-                if time.monotonic() > sender.deadline:
-                    return f"it was not sent within {WITHIN_S:g} s"
-                time.sleep(LOOK_S)
-            return (
-                "" if code == SENT else sender.why or "the process that was to send it has failed"
-            )
-        finally:
-            sender.close()
+        its = account(whom.user, whom.uid)
+        who = its.uid, its.gid, its.groups
+        _, why = asyncio.run(
+            self._send(self._order(letter([test], self._where), who, [whom.user], urls=[]))
+        )
+        return why
 
     # -- its own thread
 
     def start(self) -> None:
-        its = self._settings
-        for file in (its.administrators, its.report, its.mail):
-            if "/" in file and "://" not in file:
-                _addresses(file)  # a fault in it is logged now, not when a GPU is lost
+        if "/" in self._settings.administrators:
+            _addresses(self._settings.administrators)  # a fault is logged now, not with a lost GPU
         self._thread.start()
 
     def stop(self) -> None:
         """Messages that are being sent are sent again by the next daemon."""
-        self._closed = True
-        self._news.set()
+        self._set(self._closed)
         self._thread.join(5.0)
 
-    def _tell(self) -> None:
-        while not self._closed:
-            beats.idle()
-            self._news.wait(self._pause_s())
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels what is left
+            runner.run(self._work())
+
+    async def _work(self) -> None:
+        duties = [asyncio.create_task(self._look_for_news())]
+        if self._settings.administrators:
+            duties.append(asyncio.create_task(self._look_at_queue()))
+        await self._closed.wait()
+        for duty in duties:
+            duty.cancel()
+
+    async def _look_for_news(self) -> None:
+        while True:  # at once, as an earlier daemon may have left notices
             self._news.clear()
-            beats.at("messages")
-            try:
-                self._go_on()
-            except CarmaError as error:
-                log.error("messages wait: %s", error)
-                time.sleep(GATHER_S)
-            except Exception:
-                log.exception("messages wait")
-                time.sleep(GATHER_S)
-        for each in self._users.values():
-            if each.sender:
-                each.sender.close()
+            with _working("messages wait"):
+                waiting = [*self._store.to_tell(), *([ADMINS] if self._for_admins else ())]
+                for whom in waiting:
+                    if whom not in self._tasks:
+                        self._tasks[whom] = asyncio.create_task(self._tell(whom))
+            await self._news.wait()
 
-    def _pause_s(self) -> float | None:
-        if any(each.sender for each in self._users.values()):
-            return LOOK_S
-        times = [each.due for each in self._users.values() if each.waits]
-        times += [self._look_at] if self._settings.administrators else []
-        return max(0.0, min(times) - time.monotonic()) if times else None
+    async def _look_at_queue(self) -> None:
+        stuck_job, tell_at = None, math.inf
+        while True:
+            with _working("the queue is not looked at"):
+                now, found = time.monotonic(), self._stuck()
+                if found is None or found[0] != stuck_job:
+                    stuck_job, tell_at = found and found[0], now + self._settings.stuck_s
+                if found and now >= tell_at:
+                    self._tell_admins(found[1])
+                    tell_at = math.inf
+            await asyncio.sleep(STUCK_LOOK_S)
 
-    def _go_on(self) -> None:
+    async def _tell(self, whom: Owner) -> None:
+        """Send what there is to tell them, until that is taken or given up."""
+        try:
+            await asyncio.sleep(max(GATHER_S, self._pause_s(whom)))
+            for tries in range(1, TRIES + 1):
+                async with self._senders:
+                    with _working(f"cannot tell {whom.user} (uid {whom.uid})"):
+                        if await self._try_to_tell(whom, is_last=tries == TRIES):
+                            return
+                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (tries - 1))
+        finally:
+            del self._tasks[whom]
+            self._news.set()  # there may be more for them by now
+
+    async def _try_to_tell(self, whom: Owner, is_last: bool) -> bool:
+        """False: try again later."""
+        outgoing = self._to_admins() if whom is ADMINS else self._to_user(whom, is_last)
+        if outgoing is None:
+            return True
+        self._sent.setdefault(whom, deque()).append(time.monotonic())
+        order, over = outgoing
+        code, why = await self._send(order)
+        if code == FAILED and not is_last:
+            return False
+        if code != SENT:
+            log.warning(
+                "%s (uid %d) could not be told%s; `carma notify --test` shows why",
+                whom.user,
+                whom.uid,
+                f": {why}" if why else "",
+            )
+        over()
+        return True
+
+    def _pause_s(self, whom: Owner) -> float:
+        """Until the next message may be sent to them."""
         now = time.monotonic()
-        for whom, each in self._users.items():
-            if each.sender:
-                self._look(whom, each, each.sender, now)
-        if self._settings.administrators and now >= self._look_at:
-            self._look_at = now + STUCK_LOOK_S
-            self._look_at_queue()
-        for whom in self._waiting():
-            each = self._users.setdefault(whom, Recipient())
-            if not each.waits:
-                each.waits, each.due = True, each.next_at(now)
-        for whom, each in list(self._users.items()):
-            busy = sum(1 for one in self._users.values() if one.sender)
-            if each.waits and not each.sender and each.due <= now and busy < AT_ONCE:
-                try:
-                    self._send(whom, each, now)
-                except NoAccount:  # for good, or a directory server is down: nobody can tell
-                    self._over(whom, each, FAILED, now)
-                except Exception:  # whatever it is, others are to be told
-                    log.exception("cannot tell %s (uid %d)", whom.user, whom.uid)
-                    self._over(whom, each, FAILED, now)
-            elif not each.waits and each.next_at(now) and not each.sent:
-                del self._users[whom]
+        for each, times in [*self._sent.items()]:
+            while times and times[0] <= now - AN_HOUR_S:
+                times.popleft()
+            if not times:
+                del self._sent[each]
+        times = self._sent.get(whom, deque())
+        return times[-PER_HOUR] + AN_HOUR_S - now if len(times) >= PER_HOUR else 0.0
 
-    def _waiting(self) -> list[Owner]:
-        others = {ADMINS: self._for_admins, READERS: self._report}
-        users = dict.fromkeys((*self._store.to_tell(), *tuple(self._weeks)))
-        return [*users, *(who for who, what in others.items() if what)]
-
-    def _look_at_queue(self) -> None:
-        now, found = time.monotonic(), self._stuck()
-        if found is None or found[0] != self._stuck_job:
-            self._stuck_job, self._tell_stuck_at = found and found[0], now + self._settings.stuck_s
-        elif now >= self._tell_stuck_at:
-            self._for_admins[found[1]] = None
-            self._tell_stuck_at = math.inf
-
-    def _send(self, whom: Owner, each: Recipient, now: float) -> None:
-        if each.outgoing is None:
-            known = {ADMINS: self._to_admins, READERS: self._to_readers}
-            users = known.get(whom) or (lambda: self._to_user(whom, each) or self._to_week(whom))
-            each.outgoing = users()
-        if each.outgoing is None:
-            each.tries, each.waits = 0, False
-            return
-        each.sent.append(now)
-        each.sender = Sender(each.outgoing, self._in_units)
-
-    def _to_user(self, whom: Owner, each: Recipient) -> Outgoing | None:
+    def _to_user(self, whom: Owner, is_last: bool) -> Outgoing | None:
         """Raises NoAccount if a later try may find it."""
         notices = self._store.notices(whom, MOST)
         jobs = {job.id: job for job in self._store.jobs({notice.job for notice in notices})}
         its = None
         try:
             its = account(whom.user, whom.uid) if jobs else None
-        except NoAccount:
-            if each.tries + 1 < TRIES:
+        except NoAccount:  # for good, or a directory server is down: nobody can tell
+            if not is_last:
                 raise
             jobs = {}  # the account is gone: whoever has its name or uid now is not told
         to = next((job.spec.mail_user for job in jobs.values()), None)
@@ -358,132 +255,106 @@ class Post(Follower):
         gpus = self._gpus()
         notices = [replace(each, words=name_gpus(each.words, gpus)) for each in notices]
         said = lines(notices, jobs, self._store.tasks, self._once, self._explain)
-        ids = tuple(notice.id for notice in notices)
+        over = partial(self._store.forget_notices, tuple(notice.id for notice in notices))
         if not said or its is None:
-            self._store.forget_notices(ids)
+            over()
             return None
         spec = self._store.whole(jobs[max(jobs)].spec)
-        what, over = letter(said, self._where), partial(self._store.forget_notices, ids)
-        by_mail = self._by_mail([to or spec.user], what, over)
-        if to and by_mail:
-            return by_mail
-        identity = spec.uid, its.gid, list(its.groups)
-        return _outgoing(what, over, identity, dict(spec.env), instead=by_mail)
+        env = {name: value for name, value in spec.env if name in PASSED_ON}
+        who = spec.uid, its.gid, its.groups
+        urls: list[str] | None = [] if to and self._settings.mail else None
+        what = letter(said, self._where)
+        return self._order(what, who, [to or spec.user], urls=urls, env=env), over
 
-    def _to_week(self, whom: Owner) -> Outgoing | None:
-        if whom not in self._weeks:
-            return None
-        what, latest = self._weeks.pop(whom)
-        try:
-            its = account(whom.user, whom.uid)
-            env = dict(self._store.whole(latest.spec).env)
-        except CarmaError:  # the user is gone; or the job is, which takes a moment of bad luck
-            return None
-        by_mail = self._by_mail([whom.user], what, lambda: None)
-        identity = whom.uid, its.gid, list(its.groups)
-        return _outgoing(what, lambda: None, identity, env, instead=by_mail, week=True)
-
-    def _by_mail(
-        self, to: Sequence[str], what: Letter, over: Callable[[], object]
-    ) -> Outgoing | None:
-        """None: this server sends no mail. A sendmail may have to write to a queue as a user or
-        group of its own, which `NoNewPrivileges` forbids."""
-        way = self._settings.mail
-        if way.startswith("/"):
-            way = next(iter(_addresses(way)), "")
-        if not way:
-            return None
-        its = {"way": way, "to": list(to), "domain": self._settings.domain}
-        free = {name: its for name, its in BOUNDS.items() if name != "NoNewPrivileges"}
-        bounds = free if way == mail.SENDMAIL else BOUNDS
-        return _outgoing(what, over, _nobody(), {}, by_mail=its, bounds=bounds)
-
-    def _to_admins(self) -> Outgoing | None:
-        said = list(self._for_admins)
-        for line in said:  # the core's thread may be adding some
-            del self._for_admins[line]
-        what = letter([*map(Item, said)], self._where, (ADVICE,))
-        return self._to(self._settings.administrators, what, lambda: None)
-
-    def _to_readers(self) -> Outgoing | None:
-        report, self._report = self._report, None
-        return self._to(self._settings.report, *report) if report else None
-
-    def _to(self, whom: str, what: Letter, over: Callable[[], object]) -> Outgoing | None:
+    def _to_admins(self) -> Outgoing:
         """To mail addresses, or those in a file, by nobody: they are not a user's."""
-        if "@" in whom and "/" not in whom:
-            return self._by_mail([each.strip() for each in whom.split(",")], what, over)
-        urls = _addresses(whom)
-        return _outgoing(what, over, _nobody(), {}, urls) if urls else None
+        whom, said = self._settings.administrators, [*self._for_admins]
 
-    def _look(self, whom: Owner, each: Recipient, sender: Sender, now: float) -> None:
-        code = sender.outcome()
-        if code is None and now < sender.deadline:
-            return
-        sender.close()
-        each.sender = None
-        self._over(whom, each, code, now, sender.why)
+        def over() -> None:
+            for line in said:  # the core's thread may have added others
+                del self._for_admins[line]
 
-    def _over(
-        self, whom: Owner, each: Recipient, code: int | None, now: float, why: str = ""
-    ) -> None:
-        """What follows from an outcome; None: it took too long."""
-        outgoing = each.outgoing
-        if code == UNUSABLE and outgoing and outgoing.instead:
-            each.outgoing = outgoing.instead
-            return
-        if code not in (SENT, UNUSABLE) and each.tries + 1 < TRIES:
-            each.due = now + FIRST_PAUSE_S * 2**each.tries
-            each.tries += 1
-            return
-        if code != SENT:
-            log.warning(
-                "%s (uid %d) could not be told%s; `carma notify --test` shows why",
-                whom.user,
-                whom.uid,
-                f": {why}" if why else "",
-            )
-        each.outgoing, each.tries, each.waits = None, 0, False
-        if outgoing:
-            outgoing.over()
+        its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+        who = its.pw_uid, its.pw_gid, (its.pw_gid,)
+        what = letter([*map(Item, said)], self._where, (ADVICE,))
+        if "/" in whom:
+            return self._order(what, who, [], urls=_addresses(whom)), over
+        return self._order(what, who, [each.strip() for each in whom.split(",")], urls=[]), over
+
+    def _order(
+        self,
+        what: Letter,
+        who: tuple[int, int, Sequence[int]],
+        mail_to: Sequence[str],
+        *,
+        urls: Sequence[str] | None,
+        env: Mapping[str, str] = {},
+    ) -> Order:
+        return {
+            "title": what.title,
+            "body": what.body,
+            **dict(zip(("uid", "gid", "groups"), who, strict=True)),
+            "env": env,
+            "urls": urls,
+            "mail_to": mail_to if self._settings.mail else [],
+            "domain": self._settings.domain,
+        }
+
+    async def _send(self, order: Order) -> tuple[int, str]:
+        """The outcome, as of `sender`, and why a mail was not taken."""
+        shared = os.memfd_create(
+            "carma-message"
+        )  # there it finds the order, and leaves the outcome
+        process = None
+        try:
+            write_all(shared, json.dumps(order).encode())
+            argv = [*units.program("carmad.notify.sender"), f"/proc/{os.getpid()}/fd/{shared}"]
+            unit = f"carma-message-{os.getpid()}-{next(self._count)}"
+            about = "CARMA sends a message"
+            process = units.run(unit, about, BOUNDS, argv, in_unit=self._in_units)
+            async with asyncio.timeout(WITHIN_S):
+                while True:
+                    beats.at("messages")
+                    has_ended = process is not None and process.poll() is not None
+                    said = os.pread(shared, MOST_OUTCOME, 0).decode(errors="replace")
+                    code, _, why = said.partition(" ")
+                    if code.isdigit():
+                        return int(code), why
+                    if has_ended:
+                        return FAILED, "the process that was to send it has failed"
+                    beats.idle()
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            return FAILED, f"it was not sent within {WITHIN_S:g} s"
+        finally:
+            os.close(shared)
+            if process is not None:  # a unit ends by itself
+                with suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
 
 
-def _nobody() -> tuple[int, int, list[int]]:
-    its = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
-    return its.pw_uid, its.pw_gid, [its.pw_gid]
+@contextmanager
+def _working(failure: str) -> Iterator[None]:
+    """Work of the thread. Whatever fails in it is logged, as others are to be told."""
+    beats.at("messages")
+    try:
+        yield
+    except NoAccount:
+        pass
+    except CarmaError as error:
+        log.error("%s: %s", failure, error)
+    except Exception:
+        log.exception(failure)
+    finally:
+        beats.idle()
 
 
 def _addresses(file: str) -> list[str]:
-    """None if there is something wrong with them."""
+    """Empty if there is something wrong with them."""
     try:
         return addresses.read(file)
     except CarmaError as error:
         log.error("nobody is told by %s: %s; %s", file, error, error.hint)
         return []
-
-
-def _outgoing(
-    what: Letter,
-    over: Callable[[], object],
-    identity: tuple[int, int, list[int]],
-    env: dict[str, str],
-    urls: list[str] | None = None,
-    *,
-    instead: Outgoing | None = None,
-    by_mail: Mapping[str, object] | None = None,
-    bounds: Mapping[str, str] = BOUNDS,
-    week: bool = False,
-) -> Outgoing:
-    uid, gid, groups = identity
-    order = {
-        "uid": uid,
-        "gid": gid,
-        "groups": groups,
-        "title": what.title,
-        "body": what.body,
-        "env": {name: env[name] for name in PASSED_ON if name in env},
-        "urls": urls,
-        "mail": by_mail,
-        "week": week,
-    }
-    return Outgoing(json.dumps(order).encode(), over, instead, bounds)

@@ -2,11 +2,10 @@
 
 It shares a file in memory with carmad. There it finds, as JSON: `uid`, `gid` and `groups` of the
 user, whom it becomes before it looks at anything of theirs; `title`, `body`, `env` (some of the
-user's variables) and `urls`: the addresses, or null for those in the user's own file; or `mail`:
-`way`, `to` and `domain`, as `mail.send` wants them; `week`: the user may have opted out of it. It
-replaces that by the outcome, a number, and
-why a mail was not taken. It prints nothing: what Apprise says may have an address, and so a
-password, in it.
+user's variables); `urls`: the addresses, or null for those in the user's own file; and, if there
+are none, `mail_to` and `domain`, for a mail by this machine's sendmail. It replaces that by the
+outcome, a number, and why a mail was not taken. It prints nothing: what Apprise says may have an
+address, and so a password, in it.
 """
 
 from __future__ import annotations
@@ -17,20 +16,28 @@ import logging
 import os
 import pwd
 import resource
+import shutil
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
 from typing import Any
 
 from carmad.errors import CarmaError
-from carmad.notify import addresses, mail
+from carmad.notify import addresses
 
 SENT, FAILED, UNUSABLE = 0, 75, 78  # to one address at least; try again later; it would be in vain
 MOST_BYTES = 1 << 20
 MEMORY = 1 << 30
 PROCESSOR_S = 20
 PAUSES_S = (1.0, 3.0)  # before an address is tried again
+SENDMAIL = "sendmail"
+PLACES = os.pathsep.join(("/usr/sbin", "/usr/lib", "/usr/local/sbin", "/usr/bin", "/usr/local/bin"))
+SENDMAIL_WITHIN_S = 20.0
+LONGEST = 200  # characters of a reason
 
 
 def main() -> None:
@@ -48,29 +55,26 @@ def main() -> None:
 
 def _carry_out(order: dict[str, Any]) -> tuple[int, str]:
     """The outcome, and why a mail was not taken."""
-    if by := order.get("mail"):
-        its = order["uid"], order["gid"], order["groups"]
-        what = order["title"], order["body"]
-        why = mail.send(by["way"], by["to"], by["domain"], *what, partial(become, *its))
-        return (FAILED, why) if why else (SENT, "")
-    try:
-        with contextlib.suppress(ImportError):
-            _load()  # now: the user may not be allowed to read Python's files
-        become(order["uid"], order["gid"], order["groups"])
-        os.environ.update(order["env"])
-        if order.get("week") and addresses.wants_no_week(order["env"]):
-            return SENT, ""
-        urls = order["urls"] or addresses.read(addresses.path(order["env"]))
-        failed = send(urls, order["title"], order["body"])
-    except (CarmaError, ImportError, KeyError):
-        return UNUSABLE, ""
-    return (SENT if len(failed) < len(urls) else FAILED), ""
+    _load()  # now: the user may not be allowed to read Python's files
+    become(order["uid"], order["gid"], order["groups"])
+    os.environ.update(order["env"])
+    urls, title, body = order["urls"], order["title"], order["body"]
+    if urls is None:
+        with contextlib.suppress(CarmaError):
+            urls = addresses.read(addresses.path(order["env"]))
+    if urls:
+        return (SENT if len(send(urls, title, body)) < len(urls) else FAILED), ""
+    if order["mail_to"]:
+        why = send_mail(order["mail_to"], order["domain"], title, body)
+        return (FAILED if why else SENT), why
+    return UNUSABLE, ""
 
 
 def _load() -> None:
     from apprise import Apprise
 
     Apprise().add("json://localhost")  # loads all kinds of addresses
+    EmailMessage().as_bytes()
     "localhost".encode("idna")
 
 
@@ -84,8 +88,7 @@ def become(uid: int, gid: int, groups: list[int]) -> None:
 
 
 def send(urls: Sequence[str], title: str, body: str) -> list[int]:
-    """Send it to every address; returns the positions of those that did not take it. Raises
-    ImportError without Apprise."""
+    """Send it to every address; returns the positions of those that did not take it."""
     from apprise import Apprise, NotifyFormat
 
     def took(url: str) -> bool:
@@ -102,6 +105,38 @@ def send(urls: Sequence[str], title: str, body: str) -> list[int]:
             time.sleep(pause_s)
             failed = [at for at in failed if not took(urls[at])]
     return failed
+
+
+def find_sendmail() -> str | None:
+    return shutil.which(SENDMAIL, path=PLACES)
+
+
+def send_mail(to: Sequence[str], domain: str, title: str, body: str) -> str:
+    """Send it by sendmail. Returns why it was not taken; "": it was."""
+    host = domain or socket.getfqdn()
+    message = EmailMessage()
+    message["Subject"] = title
+    message["From"] = f"CARMA <carma@{host}>"
+    message["To"] = ", ".join(each if "@" in each else f"{each}@{host}" for each in to)
+    message["Date"] = formatdate(localtime=True)
+    message["Message-ID"] = make_msgid("carma", host)
+    message["Auto-Submitted"] = "auto-generated"  # nobody's absence is to be told to us
+    message.set_content(body)
+    program = find_sendmail()
+    if program is None:
+        return f"there is no {SENDMAIL} in {PLACES}"
+    try:
+        ran = subprocess.run(
+            [program, "-i", "-t"],
+            input=message.as_bytes(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=SENDMAIL_WITHIN_S,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)[:LONGEST]
+    said = " ".join(ran.stdout.decode(errors="replace").split())
+    return f"{program} ended with code {ran.returncode}: {said}"[:LONGEST] if ran.returncode else ""
 
 
 if __name__ == "__main__":

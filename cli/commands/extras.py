@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cli.plain import Options
 
 ABOUT = {
-    "notify": "messages by mail, Slack, Telegram and others",
     "sim": "reports as pages, drawings, Parquet files",
     "policies": "the policy cuckoo, and training of models",
     "mcp": "tools for agents: carma mcp",

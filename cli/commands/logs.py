@@ -218,9 +218,6 @@ def line(event: dict[str, Any]) -> str:
 
 def notify_options(parser: Parser) -> None:
     parser.add_argument("--test", action="store_true", help="send a message to all addresses now")
-    parser.add_argument(
-        "--week", choices=("on", "off"), help="whether you get a mail about your week on Mondays"
-    )
 
 
 def notify(options: Namespace) -> int:
@@ -228,10 +225,8 @@ def notify(options: Namespace) -> int:
     on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN. Without that file, you get
     mail, if the server sends any.
     """
-    from cli.messages import say_where, send_test, set_week
+    from cli.messages import say_where, send_test
 
-    if options.week:
-        return set_week(options.week == "on")
     if options.test:
         return send_test()
     say_where()

@@ -144,7 +144,7 @@ def _replay(trace: Trace, gpus: str, host_mib: int) -> tuple[Outcome, int]:
 
 
 def _suspensions(emulation: Emulation) -> int:
-    page = exporter.answer(emulation.socket).decode()
+    page = exporter.Daemon(emulation.socket).read_page()
     found = re.search(rf"^{SUSPENSIONS.name}\S* (\S+)$", page, re.MULTILINE)
     return round(float(found[1])) if found else 0
 

@@ -56,10 +56,10 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pip_is_asked_for_packages_and_never_for_carma(ran: list[list[str]]) -> None:
-    assert run(["extras", "install", "notify", "sim"]) == 0
+    assert run(["extras", "install", "mcp", "sim"]) == 0
     (command,) = ran
     assert command[:5] == [sys.executable, "-I", "-m", "pip", "install"]
-    assert command[5:] == sorted([*packages_of("notify"), *packages_of("sim")])
+    assert command[5:] == sorted([*packages_of("mcp"), *packages_of("sim")])
     for name in extras.ABOUT:
         assert packages_of(name) and OWN not in str(packages_of(name))
 
@@ -112,7 +112,7 @@ def test_pips_failure_is_ones_own(monkeypatch: pytest.MonkeyPatch, ran: list[lis
 @pytest.mark.parametrize("words", [[], ["no-such"]])
 def test_a_part_is_named(words: list[str], capsys: Any) -> None:
     assert run(["extras", "install", *words]) == 2
-    assert "name one or more of notify" in capsys.readouterr().err
+    assert "name one or more of sim" in capsys.readouterr().err
 
 
 def test_no_message_has_pip_install_carma_by_name() -> None:

@@ -21,7 +21,6 @@ from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.tasks import JobsById
 from carmad.core.messages import (
-    Discovered,
     DrainRequested,
     HoldRequested,
     RequeueRequested,
@@ -32,7 +31,6 @@ from carmad.errors import CarmaError
 from carmad.metrics import exposition, figures
 from carmad.metrics.declared import METRICS
 from carmad.metrics.figures import MOST_ESTIMATORS, OTHER, Counts, Histogram
-from carmad.metrics.mapping import JobMapping, number
 from carmad.store.database import StoreFull
 from tests.api_server import Connection, as_user, running
 from tests.attack.users import HOSTILE, needs_root
@@ -459,76 +457,3 @@ def test_series_of_jobs_are_bounded_and_only_if_wanted(monkeypatch: pytest.Monke
     assert {labels[1] for labels in shown} == {"3", "4"}, "the latest"
     unwanted = page(Counts(), figures.of_scene(server.scene, users=False, jobs=False))
     assert unwanted.of("carma_job_memory_peak_bytes") == {}
-
-
-# -- the files for dcgm-exporter
-
-
-class Mapped(FakeServer):
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.mapping = JobMapping(folder)
-        super().__init__(**options)
-
-    def commit(self, step: Any) -> None:
-        super().commit(step)
-        self.mapping.on_commit(step)
-
-
-def files(folder: Path) -> dict[str, list[str]]:
-    return {each.name: each.read_text().split() for each in folder.iterdir()}
-
-
-def test_files_say_which_jobs_are_on_which_gpu(tmp_path: Path) -> None:
-    folder = tmp_path / "gpu-jobs"
-    server = Mapped(folder, gpus=3)
-    assert files(folder) == {"0": [], "1": [], "2": []}
-    wide = server.submit(gpus=2, exclusive=True)
-    alone = server.submit(exclusive=True)
-    found = files(folder)
-    assert sorted(found.values()) == [["1"], ["1"], ["2"]]
-    server.exit(wide)
-    server.exit(alone)
-    assert files(folder) == {"0": [], "1": [], "2": []}
-    assert folder.stat().st_mode & 0o777 == 0o755
-
-
-def test_files_of_an_earlier_daemon_are_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "gpu-jobs"
-    folder.mkdir()
-    (folder / "7").write_text("12\n")
-    server = Mapped(folder, gpus=1)
-    server.submit(exclusive=True)
-    assert files(folder) == {"0": ["1"]}
-    server.mapping._on.clear()
-    server.mapping.on_reset(server.scheduler.jobs.rows.values())
-    assert files(folder) == {"0": ["1"]}
-
-
-def test_jobs_start_where_the_files_cannot_be_written(tmp_path: Path) -> None:
-    folder = tmp_path / "gpu-jobs"
-    server = Mapped(folder, gpus=1)
-    folder.rename(tmp_path / "away")
-    folder.write_text("")
-    server.exit(server.submit(exclusive=True))
-    server.submit(exclusive=True)
-    folder.unlink()
-    (tmp_path / "away").rename(folder)
-    server.sample(1.0)
-    assert files(folder) == {"0": ["2"]}, "written again once it can be"
-
-
-def test_a_gpu_that_vanishes_takes_no_others_number(tmp_path: Path) -> None:
-    folder = tmp_path / "gpu-jobs"
-    server = Mapped(folder, gpus=3)
-    cards = list(server.scheduler.gpus.values())
-    jobs = [server.submit(exclusive=True) for _ in cards]
-    on = {server.scheduler.jobs[job].gpus[0]: str(job) for job in jobs}
-    server.tell(Discovered(server.now, (cards[0], cards[2])))
-    assert files(folder) == {str(each.index): [on[each.id]] for each in cards}
-    server.exit(jobs[1])
-    assert sorted(map(len, files(folder).values())) == [0, 1, 1]
-
-
-def test_instances_of_a_gpu_have_its_number() -> None:
-    cards = [a_gpu(0), replace(a_gpu(1), parent="GPU-p"), replace(a_gpu(2), parent="GPU-p")]
-    assert list(number([*cards, a_gpu(3)]).values()) == [0, 1, 1, 2]

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime
+from email import message_from_bytes
 from email.message import EmailMessage
+from email.policy import default
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from carma_testing import a_job, a_spec
@@ -24,25 +26,19 @@ from carmad import configfile, units
 from carmad.accounts import Account, NoAccount, account
 from carmad.config import Notify, Settings
 from carmad.core.happenings import Happening, Kind
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
-from carmad.core.jobs.findings import Usage
+from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask, Owner
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
-from carmad.core.scheduler import Scheduler
-from carmad.daemon.notices import weekly_mails, weekly_report
 from carmad.errors import CarmaError
-from carmad.notify import addresses, mail, post, sender
+from carmad.notify import addresses, post, sender
 from carmad.notify.letters import Item, ToldOnce, letter, lines
 from carmad.notify.post import Post
-from carmad.notify.week import letter_of
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from carmad.store.values import Notice
 from cli.main import run
-from policies import builtin
-from recovery import ladder
 from tests.api_server import as_uid
 from tests.attack.users import HOSTILE, needs_root
 from tests.daemon import NO_KERNELS, running, until
@@ -126,7 +122,7 @@ def test_a_link_to_a_file_of_somebody_else_is_refused(folder: Path) -> None:
 
 
 def sent(urls: list[str] | None, **env: str) -> int:
-    who = {"uid": os.getuid(), "gid": os.getgid(), "groups": []}
+    who = {"uid": os.getuid(), "gid": os.getgid(), "groups": [], "mail_to": [], "domain": ""}
     shared = os.memfd_create("test")
     order = {**who, "title": "t", "body": "b", "env": env, "urls": urls}
     os.write(shared, json.dumps(order).encode())
@@ -200,7 +196,8 @@ def test_of_an_array_its_end_is_told_once_and_its_first_failure() -> None:
     seen = [notice(1, 7, "fail"), notice(2, 7), notice(3, 8, "fail"), notice(4, 8), notice(5, 9)]
     told = lines(seen, jobs, lambda array: {**ends, JobState.QUEUED: 1}, once)
     assert [item.line for item in told] == ["job 7_0 sweep: failed (its array's first)"]
-    (told_last,) = lines(seen, jobs, lambda array: ends, once)
+    assert told == lines(seen[:1], jobs, lambda array: ends, once), "again, if it was not taken"
+    (told_last,) = lines(seen[1:], jobs, lambda array: ends, once)
     assert told_last.line == "array 7 sweep: all 3 tasks have ended: 2 failed, 1 succeeded"
 
 
@@ -234,7 +231,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GATHER_S", "LOOK_S", "FIRST_PAUSE_S"):
+    for name in ("GATHER_S", "LOOK_S", "FIRST_PAUSE_S", "STUCK_LOOK_S"):
         monkeypatch.setattr(post, name, 0.01)
 
 
@@ -361,10 +358,9 @@ def test_a_target_that_hangs_is_given_up_and_its_sender_killed(
         thread = Post(store, Notify())
         store.commit(an_end(tmp_path))
         thread.start()
-        senders = until(lambda: [one.sender for one in thread._users.values() if one.sender])
-        pid = senders[0]._process.pid
+        children = until(lambda: psutil.Process().children(), "a sender")
         until(lambda: not store.to_tell(), "it to be given up")
-        assert not Path(f"/proc/{pid}").exists()
+        until(lambda: not children[0].is_running(), "it to be killed")
         thread.stop()
 
 
@@ -381,12 +377,12 @@ def test_a_user_gets_so_many_messages_an_hour_and_then_one_with_all(
     until(lambda: not store.to_tell())
     for n in (3, 4, 5):
         commit(store, thread, an_end(tmp_path, n))
-    until(lambda: any(each.waits for each in thread._users.values()))
-    assert len(store.notices(myself(), 10)) == 3
+    until(lambda: thread._tasks, "it to wait for the hour to be over")
+    assert len(store.notices(myself(), 10)) == 3 and len(target.got) == 2
+    thread.stop()
     monkeypatch.setattr(post, "PER_HOUR", 3)
-    until(lambda: not thread._users[myself()].sender)
-    thread._users[myself()].due = 0.0  # the hour is over
-    thread._news.set()
+    thread = Post(store, Notify())
+    thread.start()
     until(lambda: len(target.got) == 3)
     assert "3 events" in target.got[2]["title"]
     thread.stop()
@@ -399,7 +395,7 @@ def test_administrators_are_told_of_the_server(
     file.write_text(target.url)
     file.chmod(0o600)
     stuck = [(JobId(7), "job 7 does not start")]
-    thread = Post(store, Notify(str(file), stuck_s=0.0), stuck=lambda: stuck[0])
+    thread = Post(store, Notify(str(file), stuck_s=0.01), stuck=lambda: stuck[0])
     thread.on_happenings([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
     thread.on_happenings([Happening(1.0, Kind.HELD, a_job())], {})
     barred = a_job(5, held=True, barred="there is no ada")
@@ -413,8 +409,6 @@ def test_administrators_are_told_of_the_server(
         "job 5 is held: there is no ada",
         "carmad cannot record events: the disk is full",
     ]
-    thread._look_at = 0.0
-    thread._news.set()
     said_of_7 = "job 7 does not start"
     until(lambda: any(said_of_7 in each["title"] + each["message"] for each in target.got))
     assert all(each["message"].endswith("more: carma gpus; carma doctor") for each in target.got)
@@ -433,35 +427,6 @@ def test_a_file_of_administrators_that_others_may_read_is_not_used(
     until(lambda: "nobody is told by" in caplog.text)
     thread.stop()
     assert "secret" not in caplog.text
-
-
-def test_the_week_s_report_goes_to_its_readers(
-    store: SqlStore, target: Target, tmp_path: Path
-) -> None:
-    file = tmp_path / "readers.conf"
-    file.write_text(target.url)
-    file.chmod(0o600)
-    scene = Scheduler(Settings(), builtin.magm(Settings()), ladder.exclusive(Settings())).snapshot
-    thread = Post(store, Notify(report=str(file)))
-    now, told = [datetime(2026, 11, 23, 6, 59)], tmp_path / "told"
-    look = weekly_report(store, lambda: scene(now[0].timestamp()), thread, told, lambda: now[0])
-    told.write_text("2026-11-09")  # the week before that was sent
-    look()
-    assert not thread._waiting(), "it is Monday, but not seven"
-    now[0] = datetime(2026, 11, 25, 16)  # carmad did not run until Wednesday
-    look()
-    thread.start()
-    until(lambda: told.read_text() == "2026-11-16")
-    assert "] CARMA, Mon 16 Nov 2026 to Sun 22 Nov 2026" in target.got[0]["title"]
-    assert "To change it: carma config set policy carma" in str(target.got[0])
-    assert "No job held a GPU." in target.got[0]["message"]
-    look()
-    assert not thread._waiting(), "it was sent"
-    now[0] = datetime(2026, 11, 30, 7)
-    look()
-    until(lambda: told.read_text() == "2026-11-23")
-    thread.stop()
-    assert len(target.got) == 2
 
 
 def test_a_report_is_mailed_on_request(
@@ -487,235 +452,125 @@ def to(letter: EmailMessage) -> list[str]:
     return [each.addr_spec for each in letter["To"].addresses]
 
 
-def test_mail_by_a_server_is_one_line() -> None:
-    with Mail() as served:
-        title = "[carma gpu1] job 1 x: failed"
-        assert mail.send(served.way, ["ada", "b@c.org"], "example.org", title, "body\n") == ""
-        (got,) = served.got
+class Sendmail:
+    """A program of that name in `folder`, and the mails that it got."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.chmod(0o777)  # nobody sends what administrators get
+        self.program = folder / "sendmail"
+        self.answer("exit 0")
+
+    def answer(self, command: str) -> None:
+        keep = f'its=$(mktemp {self._folder}/mail.XXXXXX); cat >"$its"; mv "$its" "$its.eml"'
+        self.program.write_text(f"#!/bin/sh\necho $* >{self._folder}/args\n{keep}\n{command}\n")
+        self.program.chmod(0o755)
+
+    @property
+    def got(self) -> list[EmailMessage]:
+        files = sorted(self._folder.glob("*.eml"), key=lambda file: file.stat().st_mtime_ns)
+        return [message_from_bytes(file.read_bytes(), policy=default) for file in files]
+
+
+@pytest.fixture
+def sendmail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Sendmail:
+    """For this process, and those that it has send messages."""
+    monkeypatch.setattr(sender, "PLACES", str(folder))
+    patch = f"from carmad.notify import sender as s; s.PLACES = {str(folder)!r}; s.main()"
+    script = f"import sys; sys.path.append({str(Path.cwd())!r}); {patch}"
+    monkeypatch.setattr(units, "program", lambda module: [sys.executable, "-c", script])
+    return Sendmail(folder)
+
+
+def test_mail_by_sendmail(sendmail: Sendmail, folder: Path) -> None:
+    title = "[carma gpu1] job 1 x: failed"
+    assert sender.send_mail(["ada", "b@c.org"], "example.org", title, "body\n") == ""
+    assert (folder / "args").read_text() == "-i -t\n"
+    (got,) = sendmail.got
     assert (to(got), got["Subject"]) == (["ada@example.org", "b@c.org"], title)
     assert got["From"].addresses[0].addr_spec == "carma@example.org"
     assert got.get_content().strip() == "body"
-    with Mail() as served:
-        assert mail.send(served.way, ["ada"], "", title, "body") == ""
-    assert to(served.got[0]) == [f"ada@{socket.getfqdn()}"], "this host's full name"
-
-
-def test_mail_by_sendmail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail, "PLACES", str(tmp_path))
-    said = mail.send("sendmail", ["ada"], "example.org", "t", "b")
-    assert said == f"there is no sendmail in {tmp_path}"
-    program = tmp_path / "sendmail"
-    program.write_text(f"#!/bin/sh\necho $* >{tmp_path}/args\ncat >{tmp_path}/letter\n")
-    program.chmod(0o755)
-    assert mail.send("sendmail", ["ada"], "example.org", "t", "b") == ""
-    assert (tmp_path / "args").read_text() == "-i -t\n"
-    assert "To: ada@example.org" in (tmp_path / "letter").read_text()
-    program.write_text("#!/bin/sh\necho no such user; exit 67\n")
-    assert "code 67: no such user" in mail.send("sendmail", ["ada"], "example.org", "t", "b")
-
-
-def test_a_server_that_is_not_there_is_said() -> None:
-    assert "refused" in mail.send("smtp://127.0.0.1:1", ["ada"], "example.org", "t", "b")
-
-
-@pytest.mark.parametrize(
-    ("way", "fine"),
-    [
-        ("sendmail", True),
-        ("smtp://mail.example.org", True),
-        ("smtps://mail.example.org:465", True),
-        ("/etc/carma/mail.conf", True),
-        ("smtp://ada:secret@mail.example.org", False),
-        ("mail.example.org", False),
-        ("smtp://", False),
-        ("smtp://x:99999", False),
-    ],
-)
-def test_ways_to_send_mail(way: str, fine: bool) -> None:
-    if fine:
-        assert configfile.change(Settings(), [f"notify.mail={way}"]).notify.mail == way
-        return
-    with pytest.raises(CarmaError, match=r"notify.mail should be .sendmail., .smtp://HOST."):
-        configfile.change(Settings(), [f"notify.mail={way}"])
+    assert sender.send_mail(["ada"], "", title, "body") == ""
+    assert to(sendmail.got[1]) == [f"ada@{socket.getfqdn()}"], "this host's full name"
+    sendmail.answer("echo no such user; exit 67")
+    said = sender.send_mail(["ada"], "example.org", title, "body")
+    assert said == f"{sendmail.program} ended with code 67: no such user"
+    sendmail.program.unlink()
+    said = sender.send_mail(["ada"], "example.org", title, "body")
+    assert said == f"there is no sendmail in {folder}"
 
 
 def test_a_mail_address_needs_a_way_to_send_mail() -> None:
-    with pytest.raises(CarmaError, match=r"notify\.report is a mail address, but notify\.mail"):
-        configfile.change(Settings(), ["notify.report=root@lab.org"])
-    both = ["notify.report=root@lab.org", "notify.mail=sendmail"]
-    assert configfile.change(Settings(), both).notify.report == "root@lab.org"
+    whom = "notify.administrators=root@lab.org"
+    with pytest.raises(CarmaError, match=r"notify\.administrators is a mail address, but notify"):
+        configfile.change(Settings(), [whom])
+    both = [whom, "notify.mail=sendmail"]
+    assert configfile.change(Settings(), both).notify.administrators == "root@lab.org"
+    with pytest.raises(CarmaError, match=r"notify\.mail should be '' or 'sendmail', not 'smtp:"):
+        configfile.change(Settings(), ["notify.mail=smtp://mail.lab.org"])
 
 
 def test_who_has_no_addresses_of_their_own_gets_mail(
-    store: SqlStore, target: Target, tmp_path: Path
+    store: SqlStore, target: Target, tmp_path: Path, sendmail: Sendmail
 ) -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
-    with Mail() as served:
-        thread = Post(store, Notify(mail=served.way, domain="lab.org"))
-        thread.start()
-        commit(store, thread, an_end(tmp_path))
-        until(lambda: served.got, "a mail")
-        assert to(served.got[0]) == [f"{me}@lab.org"]
-        assert "job 1 train: failed" in served.got[0]["Subject"]
-        until(lambda: not store.to_tell(), "the notice to be forgotten")
-        configured(tmp_path, target.url)
-        commit(store, thread, an_end(tmp_path, 2))
-        until(lambda: target.got, "a message")
-        until(lambda: not store.to_tell(), "the notice to be forgotten")
-        for id, address in ((3, "boss@example.org"), (4, "ada"), (5, None)):
-            store.commit(an_end(tmp_path, id, mail_user=address))
-        thread.on_commit(an_end(tmp_path, 5))
-        until(lambda: not store.to_tell(), "all of them to be told")
-        thread.stop()
-        assert sorted(map(to, served.got[1:])) == [["ada@lab.org"], ["boss@example.org"]]
-        assert len(target.got) == 2, "without --mail-user, one's own file counts"
+    thread = Post(store, Notify(mail="sendmail", domain="lab.org"))
+    thread.start()
+    commit(store, thread, an_end(tmp_path))
+    until(lambda: sendmail.got, "a mail")
+    assert to(sendmail.got[0]) == [f"{me}@lab.org"]
+    assert "job 1 train: failed" in sendmail.got[0]["Subject"]
+    until(lambda: not store.to_tell(), "the notice to be forgotten")
+    configured(tmp_path, target.url)
+    commit(store, thread, an_end(tmp_path, 2))
+    until(lambda: target.got, "a message")
+    until(lambda: not store.to_tell(), "the notice to be forgotten")
+    for id, address in ((3, "boss@example.org"), (4, "ada"), (5, None)):
+        store.commit(an_end(tmp_path, id, mail_user=address))
+    thread.on_commit(an_end(tmp_path, 5))
+    until(lambda: not store.to_tell(), "all of them to be told")
+    thread.stop()
+    assert sorted(map(to, sendmail.got[1:])) == [["ada@lab.org"], ["boss@example.org"]]
+    assert len(target.got) == 2, "without --mail-user, one's own file counts"
 
 
-def test_administrators_may_be_mail_addresses(store: SqlStore) -> None:
-    with Mail() as served:
-        settings = Notify(mail=served.way, administrators="root@lab.org, ann@lab.org")
-        thread = Post(store, settings)
-        thread.on_happenings([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
-        thread.start()
-        until(lambda: served.got, "a mail")
-        thread.stop()
-        assert to(served.got[0]) == ["root@lab.org", "ann@lab.org"]
+def test_administrators_may_be_mail_addresses(store: SqlStore, sendmail: Sendmail) -> None:
+    thread = Post(store, Notify(mail="sendmail", administrators="root@lab.org, ann@lab.org"))
+    thread.on_happenings([Happening(1.0, Kind.GPU_LOST, gpu="GPU-1", detail="Xid 79")], {})
+    thread.start()
+    until(lambda: sendmail.got, "a mail")
+    thread.stop()
+    assert to(sendmail.got[0]) == ["root@lab.org", "ann@lab.org"]
 
 
-def test_a_password_is_in_a_file_that_nobody_else_reads(store: SqlStore, tmp_path: Path) -> None:
-    file = tmp_path / "mail.conf"
-    with Mail() as served:
-        file.write_text(served.way)
-        file.chmod(0o600)
-        thread = Post(store, Notify(mail=str(file), domain="lab.org"))
-        assert thread.send_test("ada") == ""
-        assert to(served.got[0]) == ["ada@lab.org"]
-    assert "refused" in thread.send_test("ada"), "the server is gone"
-    file.chmod(0o644)
+def test_a_trial_says_why_a_mail_was_not_taken(store: SqlStore, sendmail: Sendmail) -> None:
+    thread = Post(store, Notify(mail="sendmail", domain="lab.org"))
+    assert thread.send_test(myself()) == ""
+    assert to(sendmail.got[0]) == [f"{myself().user}@lab.org"]
+    sendmail.answer("echo the queue is full; exit 75")
+    assert "the queue is full" in thread.send_test(myself())
     with pytest.raises(CarmaError, match="this server sends no mail"):
-        thread.send_test("ada")
-
-
-WEEK = datetime(2026, 11, 16).astimezone(), datetime(2026, 11, 23).astimezone()
-
-
-def a_past_job(id: int, hours: float = 2.0, idle: float = 0.0, **changes: Any) -> Job:
-    """One that began on the Monday of that week, and used half of its GPU."""
-    start, run_s = WEEK[0].timestamp() + 3600 * id, hours * 3600
-    usage = Usage(8_000, 0.0, run_s / 2, run_s, idle * 3600)
-    me = pwd.getpwuid(os.getuid())
-    spec = a_spec(user=me.pw_name, uid=me.pw_uid, gid=me.pw_gid, **changes.pop("spec", {}))
-    job = a_job(id, spec=spec)
-    ran = {"gpus": (GpuId("GPU-1"),), "started_at": start, "ended_at": start + run_s}
-    usual = {"state": JobState.SUCCEEDED, "submitted_at": start, "usage": usage}
-    return changed(job, **ran | usual | changes)
-
-
-def test_a_week_says_what_was_asked_for_used_and_idle() -> None:
-    notes = ("asked 4G, used 29.3G: ask 39G",)
-    jobs = [
-        a_past_job(1, group="a", notes=("asked 2G, used 3G: ask 4G",)),
-        a_past_job(2, group="a", notes=notes),
-        a_past_job(3, hours=6.0, idle=5.0, spec={"name": "note\nbook"}),
-        a_past_job(4, hours=1.0, idle=0.5),
-    ]
-    now = WEEK[1].timestamp()
-    week = letter_of(jobs, *WEEK, now, "gpu1")
-    assert week and week.title == "[carma gpu1] your week: 11.0 GPU-hours, 5.5 of them idle"
-    assert week.body.splitlines() == [
-        "Mon 16 Nov 2026 to Sun 22 Nov 2026: 4 jobs held GPUs.",
-        "",
-        "GPU-hours asked for and held: 11.0",
-        "of these used, by the activity of the SMs: 5.5",
-        "of these idle, no kernel ran: 5.5",
-        "",
-        "What to ask for with --gpu-mem next time:",
-        "- job 2 train: asked 4G, used 29.3G: ask 39G",
-        "",
-        "Held GPUs without using them:",
-        "- job 3 note?book: 5.0 of 6.0 GPU-hours idle",
-        "",
-        "No such mail any more: carma notify --week off",
-    ]
-    assert letter_of([], *WEEK, now, "gpu1") is None
-    before = WEEK[0].timestamp() - 3 * 3600 - 3600
-    old = changed(jobs[2], started_at=before, ended_at=before + 8 * 3600)
-    half = letter_of([old], *WEEK, now, "gpu1")
-    assert half and "4.0 GPU-hours, 2.5 of them idle" in half.title, "its part in the week"
-
-
-def test_each_user_gets_a_mail_of_their_week(
-    store: SqlStore, target: Target, tmp_path: Path
-) -> None:
-    env = {"env": (("XDG_CONFIG_HOME", str(tmp_path)),)}
-    store.commit(Step((Tick(2.0),), (a_past_job(1, spec=env),), (), ()))
-    told, now = tmp_path / "weeks.sent", [datetime(2026, 11, 23, 6, 59)]
-    with Mail() as served:
-        thread = Post(store, Notify(mail=served.way, domain="lab.org"))
-        look = weekly_mails(store, thread, told, lambda: now[0])
-        look()
-        assert not thread._waiting(), "it is Monday, but not seven"
-        now[0] = datetime(2026, 11, 23, 7)
-        look()
-        thread.start()
-        until(lambda: served.got, "a mail")
-        assert "your week: 2.0 GPU-hours" in served.got[0]["Subject"]
-        assert to(served.got[0]) == [f"{pwd.getpwuid(os.getuid()).pw_name}@lab.org"]
-        look()
-        until(lambda: not any(one.waits for one in thread._users.values()))
-        assert told.read_text() == "2026-11-16" and not thread._waiting(), "it was sent"
-
-        file = Path(addresses.no_week({"XDG_CONFIG_HOME": str(tmp_path)}))
-        file.parent.mkdir()
-        file.touch()
-        told.unlink()
-        look()
-        until(lambda: not thread._waiting() and not thread._users[myself()].waits)
-        file.unlink()
-        configured(tmp_path, target.url)
-        told.unlink()
-        look()
-        until(lambda: target.got, "a message to one's own addresses")
-        thread.stop()
-        assert len(served.got) == 1, "who wants none gets none"
-
-
-def test_one_opts_out_of_the_week(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    assert run(["notify", "--week", "off"]) == 0 and addresses.wants_no_week(env)
-    assert "you get no mail about your week" in capsys.readouterr().out
-    for _ in range(2):
-        assert run(["notify", "--week", "on"]) == 0 and not addresses.wants_no_week(env)
+        Post(store, Notify()).send_test(myself())
 
 
 def test_mail_from_the_daemon(folder: Path) -> None:
     base = folder / "config"
     me = pwd.getpwuid(os.getuid()).pw_name
-    with Mail() as served:
-        settings = {"CARMA_NOTIFY__MAIL": served.way, "CARMA_NOTIFY__DOMAIN": "lab.org"}
-        with running(folder, **NO_KERNELS, **settings) as daemon:
-            daemon.env |= {"XDG_CONFIG_HOME": str(base)}
-            assert f"mail to {me}: sent" in daemon.carma("notify", "--test")
-            daemon.carma("submit", "--mail-type=FAIL", "--name", "mine", "/bin/sh", "-c", "exit 3")
-            until(lambda: len(served.got) == 2, "a mail")
-            assert "job 1 mine: failed, exit code 3" in served.got[1]["Subject"]
-            assert to(served.got[1]) == [f"{me}@lab.org"]
-            boss = ("--mail-user", "boss@example.org")
-            daemon.carma("submit", "--mail-type=END", *boss, "--name", "two", "true")
-            until(lambda: len(served.got) == 3, "another")
-            assert to(served.got[2]) == ["boss@example.org"]
-            assert "mails to" in daemon.carma("show", "2")
-            wrong = daemon.carma("submit", "--mail-user", "x y", "true", rc=2)
-            assert "is no mail address" in wrong
-            assert "by smtp://127.0.0.1" in daemon.carma("doctor", rc=None)
-        (folder / "two").mkdir()
-        with running(folder / "two", **NO_KERNELS) as daemon:
-            daemon.env |= {"XDG_CONFIG_HOME": str(base)}
-            refused = daemon.carma("notify", "--test", rc=None)
-            assert "notify.conf" in refused
+    settings = {"CARMA_NOTIFY__MAIL": "sendmail", "CARMA_NOTIFY__DOMAIN": "lab.org"}
+    with running(folder, **NO_KERNELS, **settings) as daemon:
+        daemon.env |= {"XDG_CONFIG_HOME": str(base)}
+        boss = ("--mail-user", "boss@example.org")
+        daemon.carma("submit", "--mail-type=END", *boss, "--name", "two", "--hold", "true")
+        assert "mails to" in daemon.carma("show", "1")
+        assert "is no mail address" in daemon.carma("submit", "--mail-user", "x y", "true", rc=2)
+        if sender.find_sendmail() is None:
+            said = daemon.carma("notify", "--test", rc=1)
+            assert f"mail to {me}: it was not taken: there is no sendmail in " in said
+            assert "there is no sendmail" in daemon.carma("doctor", rc=None)
+    (folder / "two").mkdir()
+    with running(folder / "two", **NO_KERNELS) as daemon:
+        daemon.env |= {"XDG_CONFIG_HOME": str(base)}
+        assert "notify.conf" in daemon.carma("notify", "--test", rc=None)
 
 
 # -- all of it
