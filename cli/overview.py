@@ -3,6 +3,8 @@ may ask for. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carmad.readable import clean
 from carmad.states import ENDED_CODES
 from cli.text import (
@@ -16,23 +18,25 @@ from cli.text import (
     exit_code,
     fraction,
     heading,
+    height,
     in_style,
-    layout,
     local_time,
     memory,
     number,
     span,
     spread,
+    styled,
 )
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from rich.text import Text
 
     from carmad.api.gpus import GpuOut, GpusOut, ResidentOut, RiskOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
-    from cli.text import Block, Cell, Line
+    from cli.text import Block, Cell
 
 
 class JobColumn(Column):
@@ -189,8 +193,6 @@ def sort(jobs: list[JobOut], order: str) -> list[JobOut]:
 
 
 STATES = ("ST", "STATE")
-
-
 STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
@@ -213,27 +215,48 @@ def job_table(
     usual: Sequence[str] = QUEUE,
 ) -> list[Block]:
     """Jobs, one per line. `fields`: all of these; otherwise, of the `usual` ones those that fit."""
+    return [_jobs(listed, fields, noheader, usual, _state)]
+
+
+def queue_lines(
+    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
+) -> Iterator[str]:
+    """The same as plain lines, without rich: the header, unless `noheader`, and all jobs."""
+    return _jobs(listed, fields, noheader, QUEUE, lambda text, _: text).plain()
+
+
+def _jobs(
+    listed: Sequence[JobOut],
+    fields: Sequence[str],
+    noheader: bool,
+    usual: Sequence[str],
+    state: Callable[[str, str], Cell],
+) -> Table:
     shown = [COLUMNS[field] for field in fields or with_params(usual, listed)]
     made = Table(shown, header=not noheader, drops=not fields)
-    state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
     for job in listed:
-        row: list[Cell] = [column.cell(job) for column in shown]
-        if state is not None:
-            row[state] = in_style(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
-        made.add(*row)
-    return [made]
-
-
-def top_table(listed: Sequence[JobOut], room: int) -> Table:
-    """The jobs for `carma top`: as much of each as there is room for."""
-    fields: Sequence[str] = QUEUE
-    if room < ROOM_FOR_ALL:
-        fields = QUEUE_SHORT
-    elif room >= ROOM_FOR_MORE:
-        fields = QUEUE_WIDE
-    (made,) = job_table(listed, usual=fields)
-    assert isinstance(made, Table)
+        cells = [(column, column.cell(job)) for column in shown]
+        made.add(
+            *(
+                state(text, job["code"]) if column.header in STATES else text
+                for column, text in cells
+            )
+        )
     return made
+
+
+def _state(text: str, code: str) -> Text:
+    return in_style(text, STATE_STYLE.get(code, ""))
+
+
+def top_table(listed: Sequence[JobOut], room: int, fields: Sequence[str] = ()) -> Table:
+    """The jobs for `carma top`: as much of each as there is room for."""
+    usual: Sequence[str] = QUEUE
+    if room < ROOM_FOR_ALL:
+        usual = QUEUE_SHORT
+    elif room >= ROOM_FOR_MORE:
+        usual = QUEUE_WIDE
+    return _jobs(listed, fields, False, usual, _state)
 
 
 BAR_WIDTH = 10
@@ -248,25 +271,25 @@ GPU_STYLE = {"ok": "green", "settling": "cyan", "drained": "dim", "faulty": "bol
 def status(
     answer: StatusOut,
     room: int,
-    height: int | None = None,
+    lines: int | None = None,
     bars: bool = True,
     plain: bool = False,
 ) -> list[Block]:
-    """The GPUs, and below them as many jobs as `height` lines have room for; None: any number.
+    """The GPUs, and below them as many jobs as `lines` have room for; None: any number.
     `plain`: in ASCII."""
     shows_bars = bars and room >= ROOM_FOR_BARS
     top: list[Block] = [headline(answer), "", *gpus(answer["gpus"], shows_bars, plain)]
     live, ended = split_ended(answer["jobs"])
     if not answer["jobs"]:
         return [*top, "", "no jobs: submit one with `carma submit -- COMMAND`"]
-    left = None if height is None else max(LEAST_ROWS, height - len(layout(top, room)))
+    left = None if lines is None else max(LEAST_ROWS, lines - height(top, room))
     below = _section("ended last (all: carma history)", ended)
     if left is not None and live:
         left -= 3  # an empty line, the title and the header
         if left - len(ended) - 4 < min(len(live), LEAST_ROWS):
             below = []
         else:
-            left -= len(layout(below, room))
+            left -= height(below, room)
     shown = None if left is None else max(LEAST_ROWS, left)
     return [*top, *_section("jobs", live, shown, answer.get("more", 0), "carma queue"), *below]
 
@@ -295,7 +318,7 @@ def _section(
     return [*heading(title), *job_table(jobs), *more]
 
 
-def headline(answer: StatusOut) -> Line:
+def headline(answer: StatusOut) -> Text:
     server, counts = answer["server"], answer["counts"]
     troubles = server.get("troubles", ())  # an older carmad does not send them
     facts = [
@@ -308,11 +331,8 @@ def headline(answer: StatusOut) -> Line:
         f"{counts['recovering']} recovering" if counts["recovering"] else "",
     ]
     alarms = [(f" · {clean(words)}: see carma doctor", "bold red") for words in troubles]
-    return (
-        (f"CARMA {server['version']}", "bold"),
-        *alarms,
-        *((f" · {fact}", "") for fact in facts if fact),
-    )
+    told = [f" · {fact}" for fact in facts if fact]
+    return styled((f"CARMA {server['version']}", "bold"), *alarms, *told)
 
 
 def gpus(cards: Sequence[GpuOut], bars: bool, plain: bool = False) -> list[Block]:
@@ -349,17 +369,17 @@ def _name(gpu: GpuOut) -> str:
     return clean(gpu["name"]).removeprefix("NVIDIA ") + island
 
 
-def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Line:
+def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Text:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     share = used / total if used is not None and total else None
     style = "" if share is None else "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
     text = f"{memory(used)}/{memory(total)}"
     if bars:
-        return (bar(share, BAR_WIDTH, plain), style), (f" {text}", "")
+        return styled((bar(share, BAR_WIDTH, plain), style), f" {text}")
     return in_style(text, style)
 
 
-def _who(gpu: GpuOut) -> Line:
+def _who(gpu: GpuOut) -> Text:
     """Jobs as user:id(memory), and external processes, in the style of gpustat."""
     jobs = [
         f"{clean(job['user'])}:{job['label']}({memory(job['memory_mib'])})" for job in gpu["jobs"]
@@ -368,7 +388,7 @@ def _who(gpu: GpuOut) -> Line:
         f"{clean(one['user'])}:pid{one['pid']}({memory(one['memory_mib'])})"
         for one in gpu["outsiders"]
     ]
-    return (" ".join(jobs), ""), (" " * bool(jobs and others) + " ".join(others), "dim")
+    return styled(" ".join(jobs), (" " * bool(jobs and others) + " ".join(others), "dim"))
 
 
 def gpu_report(answer: GpusOut) -> list[Block]:
@@ -410,7 +430,7 @@ def gpu_report(answer: GpusOut) -> list[Block]:
     return [made, "", *details, f"limits: {words}", *notes]
 
 
-def _risk(risk: RiskOut, dram_limit: float) -> Line:
+def _risk(risk: RiskOut, dram_limit: float) -> Text:
     """A GPU whose memory is the bottleneck takes jobs while its SMs are not busy enough for the
     paper's test: that is no reason to call the risk low."""
     if not risk["samples"]:

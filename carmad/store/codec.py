@@ -17,7 +17,6 @@ from carmad.core.gpus.gpu import Drain
 from carmad.core.gpus.sharing import JobSummary
 from carmad.core.happenings import happenings, notices, words
 from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.findings import Profile
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import params
 from carmad.core.jobs.spec import JobSpec
@@ -67,11 +66,6 @@ def decode_summary(text: str) -> JobSummary:
     its = _adapter(JobSummary)
     current = is_current(text)
     found: JobSummary = its.validate_json(text) if current else its.validate_python(translate(text))
-    return found
-
-
-def decode_profile(text: str) -> Profile:
-    found: Profile = _adapter(Profile).validate_json(text)
     return found
 
 

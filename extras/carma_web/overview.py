@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from carma_web.gpu import Card
 from carma_web.once import once
-from carma_web.page import Page
+from carma_web.page import Page, spans_of
 from carmad.readable import clean
 from cli import client, overview
 from cli.overview import params, split_ended, vram, where
@@ -198,7 +198,7 @@ class Overview(Page):
     @property
     def headline(self) -> Sequence[tuple[str, str]]:
         """Facts about the server, each with its style."""
-        return overview.headline(self.status)
+        return spans_of(overview.headline(self.status))
 
     def card(self, gpu: GpuOut) -> Card:
         return Card(gpu, self.request.app.state.hues, SHOWN)

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, unquote
 
+from rich.text import Text
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
-    from cli.text import Block, Cell, Span
+    from cli.text import Block
 
+Span = tuple[str, str]  # a text, and its style
 OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
 STATE_LOOK = {"R": "good", "CF": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
 STATE_LOOK |= dict.fromkeys((CODES[state] for state in FAILURES), "bad")
@@ -199,9 +201,9 @@ def pieces(picture: Iterable[Block]) -> list[Piece]:
     found: list[Piece] = []
     for block in picture:
         if isinstance(block, Table):
-            rows = [[_spans(cell) for cell in row] for row in block.rows]
+            rows = [[spans_of(cell) for cell in row] for row in block.rows]
             found.append(Piece("table", rows=rows))
-        elif spans := [span for span in _spans(block) if span[0]]:
+        elif isinstance(block, (str, Text)) and (spans := spans_of(block)):
             kind = _kind(spans)
             if not (kind == "list" and found and found[-1].kind == "list"):
                 found.append(Piece(kind))
@@ -216,8 +218,17 @@ def _kind(spans: Sequence[Span]) -> str:
     return "heading" if [style for _, style in spans] == ["bold"] else "text"
 
 
-def _spans(cell: Cell) -> Sequence[Span]:
-    return ((cell, ""),) if isinstance(cell, str) else cell
+def spans_of(cell: str | Text) -> list[Span]:
+    """The parts of a text that differ in their styles."""
+    if isinstance(cell, str):
+        return [(cell, "")] if cell else []
+    found, at = list[Span](), 0
+    for each in cell.spans:
+        found.append((cell.plain[at : each.start], ""))
+        found.append((cell.plain[each.start : each.end], str(each.style)))
+        at = each.end
+    found.append((cell.plain[at:], ""))
+    return [span for span in found if span[0]]
 
 
 @dataclass(frozen=True, slots=True)
