@@ -30,6 +30,7 @@ from cli.text import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
 
     from rich.text import Text
 
@@ -40,21 +41,14 @@ if TYPE_CHECKING:
 
 
 class JobColumn(Column):
-    """`number`: right-aligned and never cut; `key`: what it is sorted by; `fit`: if not the usual
-    of a number or a text."""
+    """`header`: with its marks, as of `columns`; `key`: the number of a job, or of its memory, that
+    it is sorted by; "": its text."""
 
     __slots__ = ("cell", "key")
 
-    def __init__(
-        self,
-        header: str,
-        cell: Callable[[JobOut], str],
-        number: bool = False,
-        key: Callable[[JobOut], float] | None = None,
-        fit: str | None = None,
-    ) -> None:
-        usual = "" if number else "cut"
-        super().__init__(header, right=number, fit=usual if fit is None else fit)
+    def __init__(self, header: str, cell: Callable[[JobOut], str], key: str = "") -> None:
+        (its,) = columns(header)
+        super().__init__(its.header, its.right, its.fit)
         self.cell = cell
         self.key = key
 
@@ -92,75 +86,40 @@ def params(job: JobOut) -> str:
     return clean(" ".join(f"{name}={value}" for name, value in job.get("params", {}).items()))
 
 
-def label_key(job: JobOut) -> float:
-    return job["id"]
-
-
 COLUMNS = {
-    "jobid": JobColumn("JOBID", lambda j: j["label"], True, label_key),
-    "name": JobColumn("NAME", lambda j: clean(j["name"])),
-    "params": JobColumn("PARAMS", lambda j: params(j) or NOTHING),
-    "user": JobColumn("USER", lambda j: clean(j["user"])),
-    "st": JobColumn("ST", lambda j: j["code"], fit=""),
-    "state": JobColumn("STATE", lambda j: j["state"].upper(), fit=""),
-    "time": JobColumn("TIME", lambda j: clock(j["elapsed_s"]), True, lambda j: j["elapsed_s"]),
-    "limit": JobColumn(
-        "LIMIT",
-        lambda j: clock(j.get("time_limit_s")),
-        True,
-        lambda j: j.get("time_limit_s") or 0,
-        fit="drop",
-    ),
-    "gpus": JobColumn(
-        "GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"], fit="drop late"
-    ),
-    "cpus": JobColumn(
-        "CPUS", lambda j: str(j.get("cpus") or NOTHING), True, lambda j: j.get("cpus") or 0
-    ),
-    "mem": JobColumn(
-        "MEM",
-        lambda j: memory(j.get("host_memory_mib")),
-        True,
-        lambda j: j.get("host_memory_mib") or 0,
-    ),
-    "vram": JobColumn(
-        "VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0, fit="drop late"
-    ),
-    "peak": JobColumn(
-        "PEAK",
-        lambda j: memory(j["memory"]["peak_mib"]),
-        True,
-        lambda j: j["memory"]["peak_mib"] or 0,
-        fit="drop late",
-    ),
-    "where": JobColumn("GPU(REASON)", where, fit="wrap"),
-    "mode": JobColumn("MODE", lambda j: j.get("mode") or NOTHING),
-    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"]), fit=""),
-    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"]), fit=""),
-    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at")), fit=""),
-    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at")), fit=""),
-    "wait": JobColumn(
-        "WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0), fit="drop"
-    ),
-    "place": JobColumn(
-        "PLACE", lambda j: str(j.get("position") or NOTHING), True, lambda j: j.get("position") or 0
-    ),
-    "attempt": JobColumn(
-        "TRY", lambda j: str(j.get("attempt", NOTHING)), True, lambda j: j.get("attempt", 0)
-    ),
-    "nice": JobColumn(
-        "NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)
-    ),
-    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit")), fit=""),
-    "energy": JobColumn("ENERGY", _energy, True, lambda j: j.get("energy_j") or 0, fit="drop"),
-    "command": JobColumn("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
+    "jobid": JobColumn("JOBID>", lambda j: j["label"], "id"),
+    "name": JobColumn("NAME~", lambda j: clean(j["name"])),
+    "params": JobColumn("PARAMS~", lambda j: params(j) or NOTHING),
+    "user": JobColumn("USER~", lambda j: clean(j["user"])),
+    "st": JobColumn("ST", lambda j: j["code"]),
+    "state": JobColumn("STATE", lambda j: j["state"].upper()),
+    "time": JobColumn("TIME>", lambda j: clock(j["elapsed_s"]), "elapsed_s"),
+    "limit": JobColumn("LIMIT>?", lambda j: clock(j.get("time_limit_s")), "time_limit_s"),
+    "gpus": JobColumn("GPUS>??", lambda j: str(j["gpus_wanted"]), "gpus_wanted"),
+    "cpus": JobColumn("CPUS>", lambda j: str(j.get("cpus") or NOTHING), "cpus"),
+    "mem": JobColumn("MEM>", lambda j: memory(j.get("host_memory_mib")), "host_memory_mib"),
+    "vram": JobColumn("VRAM(USED/EST)>??", vram, "used_mib"),
+    "peak": JobColumn("PEAK>??", lambda j: memory(j["memory"]["peak_mib"]), "peak_mib"),
+    "where": JobColumn("GPU(REASON)*", where),
+    "mode": JobColumn("MODE~", lambda j: j.get("mode") or NOTHING),
+    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"])),
+    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"])),
+    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at"))),
+    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at"))),
+    "wait": JobColumn("WAITED>?", lambda j: clock(j.get("wait_s")), "wait_s"),
+    "place": JobColumn("PLACE>", lambda j: str(j.get("position") or NOTHING), "position"),
+    "attempt": JobColumn("TRY>", lambda j: str(j.get("attempt", NOTHING)), "attempt"),
+    "nice": JobColumn("NICE>", lambda j: str(j.get("nice", NOTHING)), "nice"),
+    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit"))),
+    "energy": JobColumn("ENERGY>?", _energy, "energy_j"),
+    "command": JobColumn("COMMAND~", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
 QUEUE_SHORT = ("jobid", "name", "st", "where")
 QUEUE_WIDE = (*QUEUE[:-1], "peak", "submitted", "place", "where", "command")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
 ORDERS = ("submitted", "ended", "name", "user", "state", "ran", "gpu-hours")  # of ended jobs
-HISTORY = (
+HISTORY = [
     "jobid",
     "name",
     "user",
@@ -172,7 +131,7 @@ HISTORY = (
     "peak",
     "energy",
     "wait",
-)
+]
 
 
 def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
@@ -186,10 +145,12 @@ def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
 def sort(jobs: list[JobOut], order: str) -> list[JobOut]:
     """`order`: a column's name; with - in front, in reverse."""
     column = COLUMNS[order.removeprefix("-")]
-    reverse = order.startswith("-")
-    if column.key is not None:
-        return sorted(jobs, key=column.key, reverse=reverse)
-    return sorted(jobs, key=column.cell, reverse=reverse)
+
+    def key(job: JobOut) -> Any:
+        of: dict[str, Any] = {**job["memory"], **job}
+        return of.get(column.key) or 0 if column.key else column.cell(job)
+
+    return sorted(jobs, key=key, reverse=order.startswith("-"))
 
 
 STATES = ("ST", "STATE")

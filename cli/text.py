@@ -117,18 +117,19 @@ class Column:
         self.fit = fit
 
 
-_FITS = {"~": "cut", "*": "wrap", "?": "drop"}
+_FITS = {"": "", "~": "cut", "*": "wrap", "?": "drop", "??": "drop late"}
 
 
 def columns(headers: str) -> list[Column]:
     """Of headers without spaces, each with marks: `>` right-aligned, and how it gives way: `~` cut,
-    `*` wrapped, `?` dropped. `-`: a column without a header."""
-    made = []
-    for word in headers.split():
-        name = word.rstrip(">~*?")
-        fit = next((_FITS[mark] for mark in word[len(name) :] if mark in _FITS), "")
-        made.append(Column("" if name == "-" else name, ">" in word[len(name) :], fit))
-    return made
+    `*` wrapped, `?` dropped, `??` dropped late. `-`: a column without a header."""
+    return [Column(*_read_header(word)) for word in headers.split()]
+
+
+def _read_header(word: str) -> tuple[str, bool, str]:
+    name = word.rstrip(">~*?")
+    marks = word[len(name) :]
+    return "" if name == "-" else name, ">" in marks, _FITS[marks.replace(">", "")]
 
 
 class Table:
@@ -231,6 +232,17 @@ def styled(*parts: str | Text | tuple[str, str]) -> Text:
 
 def in_style(text: str, style: str) -> Text:
     return styled((text, style))
+
+
+def parts(cell: Cell) -> list[tuple[str, str]]:
+    """A text in parts, each with its style: for what is no terminal."""
+    text = styled(cell)
+    ends = sorted({end for span in text.spans for end in (span.start, span.end)})
+    return [
+        (part.plain, " ".join(str(span.style) for span in part.spans))
+        for part in text.divide(ends)
+        if part.plain
+    ]
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> Table:

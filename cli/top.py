@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 WITHIN_S = 5.0  # for an answer
 PAST_EVERY_S, STEP_S = 10.0, 10
-TAIL_BYTES = 65536
+TAIL_BYTES = 65536  # of a log
 LEAST_JOBS = 3  # lines that the head leaves them, with their header
 SORTS = ("", "-time", "-vram", "user", "name")  # columns; the first: as the daemon sends them
 SEARCHED = ("jobid", "name", "params", "user", "state", "where", "command")
@@ -406,17 +406,12 @@ def _tail(job: Any) -> list[Block]:
     if path is None:
         return ["its output is its owner's"]
     try:
-        text = _end_of(path)
+        with open_log(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read(TAIL_BYTES)
     except OSError as error:
         started = job["started_at"] is not None
         why = error.strerror if started else "the job has not started"
         return [f"no output in {clean(path)}: {why}"]
     lines = text.decode(errors="replace").splitlines()
     return [styled(clean(line.rstrip("\r").rpartition("\r")[2].expandtabs())) for line in lines]
-
-
-def _end_of(path: str) -> bytes:
-    """The last lines of a file. Raises OSError, also if it is something that may never end."""
-    with open_log(path) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return file.read(TAIL_BYTES)

@@ -23,7 +23,7 @@ from carmad.html import environment
 from carmad.states import CODES, FAILURES
 from cli import client
 from cli.overview import kernelless
-from cli.text import Table, clock, command, fraction, local_time, memory, span
+from cli.text import Table, clock, command, fraction, local_time, memory, parts, span
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
@@ -201,9 +201,9 @@ def pieces(picture: Iterable[Block]) -> list[Piece]:
     found: list[Piece] = []
     for block in picture:
         if isinstance(block, Table):
-            rows = [[spans_of(cell) for cell in row] for row in block.rows]
+            rows: list[list[Sequence[Span]]] = [[*map(parts, row)] for row in block.rows]
             found.append(Piece("table", rows=rows))
-        elif isinstance(block, (str, Text)) and (spans := spans_of(block)):
+        elif isinstance(block, (str, Text)) and (spans := parts(block)):
             kind = _kind(spans)
             if not (kind == "list" and found and found[-1].kind == "list"):
                 found.append(Piece(kind))
@@ -216,19 +216,6 @@ def _kind(spans: Sequence[Span]) -> str:
     if spans[0][0].startswith(BULLET):
         return "list"
     return "heading" if [style for _, style in spans] == ["bold"] else "text"
-
-
-def spans_of(cell: str | Text) -> list[Span]:
-    """The parts of a text that differ in their styles."""
-    if isinstance(cell, str):
-        return [(cell, "")] if cell else []
-    found, at = list[Span](), 0
-    for each in cell.spans:
-        found.append((cell.plain[at : each.start], ""))
-        found.append((cell.plain[each.start : each.end], str(each.style)))
-        at = each.end
-    found.append((cell.plain[at:], ""))
-    return [span for span in found if span[0]]
 
 
 @dataclass(frozen=True, slots=True)
