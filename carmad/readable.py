@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
+from typing import TYPE_CHECKING, NamedTuple
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class TimeUnit:  # no dataclass: `carma` must start quickly
-    __slots__ = ("digits", "name", "seconds")
-
-    def __init__(self, name: str, seconds: float, digits: int) -> None:
-        self.name = name
-        self.seconds = seconds
-        self.digits = digits  # after the point
+class TimeUnit(NamedTuple):
+    name: str
+    seconds: float
+    digits: int  # after the point
 
 
 _TIME_UNITS = (  # with the number of seconds up to which each is used

@@ -41,7 +41,6 @@ OTHERS = "all others"
 SOURCES = {
     "steps": "step times that jobs reported",
     "runs": "runs of the same job alone",
-    "model": "the model trained on this server",
     "simulation": "the simulation",
 }
 

@@ -3,100 +3,85 @@ terminal to graphs of the last half hour and all processes on a large one. Pure.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+
 from carmad.readable import clean
 from cli import overview
-from cli.text import NOTHING, Table, bar, columns, cut, fraction, in_style, layout, memory
+from cli.text import NOTHING, Table, bar, columns, draw, fraction, height, memory, styled
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.text import Text
 
     from carmad.api.gpus import GpuOut
     from carmad.api.server import StatusOut
     from carmad.api.timeline import GpuTimelineOut, TimelineOut
     from cli.host import Host
-    from cli.text import Block, Line
+    from cli.text import Block
 
 PAST_S = 1800.0  # that the graphs show
 LOW, NARROW = 16, 60  # a terminal with fewer lines, or columns, gets cells instead of a table
-CELL, SHORT_CELL = 9, 3  # columns of a cell besides its load: number, bar and gaps
 LEAST_JOBS = 4  # lines of jobs that nothing takes the place of: a header, and three
 PANEL = 50  # columns of a GPU's graphs, at least
 LEAST_GRAPH, MOST_GRAPH = 2, 24  # lines of a graph
-BLOCKS, ASCII = " ▁▂▃▄▅▆▇█", " .:-=+*#%"
+BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def head(
-    answer: StatusOut,
-    past: TimelineOut | None,
-    host: Host,
-    room: int,
-    height: int,
-    jobs: int,
-    plain: bool = False,
-) -> list[Line]:
-    """As many of the `height` lines as the jobs can spare. `jobs`: the lines that all of them take;
-    `past`: the last half hour; `plain`: in ASCII."""
+    answer: StatusOut, past: TimelineOut | None, host: Host, room: int, lines: int, jobs: int
+) -> Block:
+    """As many of the `lines` as the jobs can spare. `jobs`: the lines that all of them take;
+    `past`: the last half hour."""
     cards = answer["gpus"]
-    if height < LOW or room < NARROW:
-        return _small(answer, host, room, height - LEAST_JOBS, plain)
-    bars = room >= overview.ROOM_FOR_BARS
-    top = layout([overview.headline(answer), _host(host, plain), ""], room)
-    table = layout(overview.gpus(cards, bars, plain), room)
-    most = height - len(top) - LEAST_JOBS - 1
-    if len(table) > most:
-        table = _cells(cards, room, most, plain)
-    made = [*top, *table]
-    left = height - len(made) - max(LEAST_JOBS, jobs) - 1
-    processes = [(), *layout(_processes(cards), room)]
-    if len(processes) == 2 or len(processes) > left:
-        processes = []
-    graphs = _graphs(past, cards, room, left - len(processes), plain)
-    if processes and not graphs and (graphs := _graphs(past, cards, room, left, plain)):
+    top: list[Block] = [overview.headline(answer), _host(host), ""]
+    table = overview.gpus(cards, room >= overview.ROOM_FOR_BARS)
+    end: list[Block] = [""]
+    if lines < LOW or room < NARROW:
+        top, table = [_small(answer, host)], [_cells(cards, room, lines - LEAST_JOBS - 1)]
+        end = []
+    elif height([*top, *table, *end], room) > lines - LEAST_JOBS:
+        table = [_cells(cards, room, lines - LEAST_JOBS - 4)]
+    left = lines - height([*top, *table, *end], room) - max(LEAST_JOBS, jobs)
+    processes: list[Block] = ["", _processes(cards)]
+    needed = height(processes, room)
+    if needed == 2 or needed > left:
+        processes, needed = [], 0
+    graphs = _graphs(past, cards, room, left - needed)
+    if processes and not graphs and (graphs := _graphs(past, cards, room, left)):
         processes = []  # the table above has them, too
-    return [*made, *graphs, *processes, ()]
+    return draw([*top, *table, *graphs, *processes, *end])
 
 
-def wants_past(room: int, height: int) -> bool:
+def wants_past(room: int, lines: int) -> bool:
     """Whether a terminal of this size may show graphs."""
-    return room >= max(PANEL, NARROW) and height >= LOW + LEAST_GRAPH
+    return room >= max(PANEL, NARROW) and lines >= LOW + LEAST_GRAPH
 
 
-# -- small
-
-
-def _small(answer: StatusOut, host: Host, room: int, height: int, plain: bool) -> list[Line]:
+def _small(answer: StatusOut, host: Host) -> Text:
+    if troubles := answer["server"].get("troubles", ()):
+        return styled((f"{clean(troubles[0])}: carma doctor", "bold red"))
     counts = answer["counts"]
-    troubles = answer["server"].get("troubles", ())
     cpu = NOTHING if host.cpu is None else f"{host.cpu:.0%}"
-    words = f"{counts['running']} running, {counts['queued']} waiting · CPU {cpu}"
-    first = in_style(words, "")
-    if troubles:
-        first = in_style(f"{clean(troubles[0])}: carma doctor", "bold red")
-    return [cut(first, room), *_cells(answer["gpus"], room, height - 2, plain)]
+    return styled(f"{counts['running']} running, {counts['queued']} waiting · CPU {cpu}")
 
 
-def _cells(cards: Sequence[GpuOut], room: int, height: int, plain: bool) -> list[Line]:
-    """The GPUs, several on a line, each with its number, its load and memory; shorter where they
-    are many, and with the number of those that there is no room for."""
-    texts = [_load(gpu) for gpu in cards]
-    longest = max(map(len, texts), default=0)
-    each = max(1, (room + 1) // (longest + CELL))
-    short = len(cards) > each * height
-    if short:
-        each = max(1, (room + 1) // (longest + SHORT_CELL))
-    cells = [
-        _cell(gpu, text.rjust(longest), short, plain)
-        for gpu, text in zip(cards, texts, strict=True)
-    ]
-    most = each * max(1, height)
-    if len(cells) > most:
-        hidden = len(cells) - most + 1
-        cells[most - 1 :] = [in_style(f" +{hidden} GPUs", "dim")]
-    return [
-        tuple(span for cell in cells[at : at + each] for span in cell)
-        for at in range(0, len(cells), each)
-    ]
+def _cells(cards: Sequence[GpuOut], room: int, lines: int) -> Block:
+    """The GPUs, several on a line, each with its number, its load and memory; without bars where
+    they are many."""
+    loads = [_load(gpu) for gpu in cards]
+    longest = max(map(len, loads), default=0)
+    found: Block = ""
+    for bars in (True, False):
+        cells = [
+            _cell(gpu, load.rjust(longest), bars) for gpu, load in zip(cards, loads, strict=True)
+        ]
+        found = Columns(cells, padding=(0, 1))
+        if height([found], room) <= lines:
+            break
+    return found
 
 
 def _load(gpu: GpuOut) -> str:
@@ -105,93 +90,66 @@ def _load(gpu: GpuOut) -> str:
     return f"{busy}{NOTHING if used is None else used // 1024}/{total // 1024}G"
 
 
-def _cell(gpu: GpuOut, load: str, short: bool, plain: bool) -> Line:
+def _cell(gpu: GpuOut, load: str, bars: bool) -> Text:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
-    share = used / total if used is not None else None
     style = overview.GPU_STYLE.get(gpu["state"], "yellow")
-    number = f"{gpu['index']:>2}"
-    if short:
-        return (number, style), (f" {load}", "")
-    bars = bar(share, 4, plain)
-    return (f"{number} ", style), (bars, style), (f" {load} ", "")
+    drawn = f" {bar(None if used is None else used / total, 4)}" * bars
+    return styled((f"{gpu['index']:>2}{drawn}", style), f" {load}")
 
 
-# -- large
-
-
-def _host(host: Host, plain: bool) -> Line:
+def _host(host: Host) -> Text:
     share = host.used_mib / host.total_mib if host.total_mib else None
     busy = NOTHING if host.cpu is None else f"{host.cpu:.0%}"
-    return (
+    return styled(
         ("host  CPU ", "dim"),
-        (bar(host.cpu, overview.BAR_WIDTH, plain), "cyan"),
-        (f" {busy:<5}", ""),
+        (bar(host.cpu, overview.BAR_WIDTH), "cyan"),
+        f" {busy:<5}",
         ("memory ", "dim"),
-        (bar(share, overview.BAR_WIDTH, plain), "cyan"),
-        (f" {memory(host.used_mib)}/{memory(host.total_mib)}", ""),
+        (bar(share, overview.BAR_WIDTH), "cyan"),
+        f" {memory(host.used_mib)}/{memory(host.total_mib)}",
     )
 
 
 def _graphs(
-    past: TimelineOut | None, cards: Sequence[GpuOut], room: int, height: int, plain: bool
-) -> list[Line]:
+    past: TimelineOut | None, cards: Sequence[GpuOut], room: int, lines: int
+) -> list[Block]:
     """Of each GPU, how busy it was and how full its memory; [] where there is no room."""
     if past is None or not cards:
         return []
     of = {one["id"]: one for one in past["gpus"]}
     each = min(len(cards), max(1, room // PANEL))
-    rows = -(-len(cards) // each)
-    tall = min(MOST_GRAPH, height // rows - 2)  # below an empty line and a title
+    tall = min(MOST_GRAPH, lines // -(-len(cards) // each) - 2)  # below an empty line and a title
     if tall < LEAST_GRAPH:
         return []
     wide = (room - 2 * (each - 1)) // each
-    made: list[Line] = []
-    for at in range(0, len(cards), each):
-        panels = [
-            _panel(gpu, of.get(gpu["id"]), wide, tall, plain) for gpu in cards[at : at + each]
-        ]
-        made += [(), *(_beside(lines) for lines in zip(*panels, strict=True))]
-    return made
+    panels = [_panel(gpu, of.get(gpu["id"]), wide, tall) for gpu in cards]
+    return [Columns(panels, padding=(0, 2))]
 
 
-def _beside(lines: Sequence[Line]) -> Line:
-    made: list[tuple[str, str]] = []
-    for line in lines:
-        made += [*line, ("  ", "")]
-    return tuple(made[:-1])
-
-
-def _panel(
-    gpu: GpuOut, past: GpuTimelineOut | None, wide: int, tall: int, plain: bool
-) -> list[Line]:
-    """A title, and below it the two graphs side by side."""
+def _panel(gpu: GpuOut, past: GpuTimelineOut | None, wide: int, tall: int) -> Text:
+    """Below an empty line, a title, and below that the two graphs side by side."""
     half = (wide - 1) // 2
     total = gpu["memory_mib"]
     busy = past["sm_active"] if past else []
     used = [None if mib is None else mib / total for mib in past["used_mib"]] if past else []
-    name = f"GPU {gpu['index']}"
-    left = f"{name}  SM {fraction(gpu['sm_active'])}"
+    left = f"GPU {gpu['index']}  SM {fraction(gpu['sm_active'])}"
     right = f"memory {memory(gpu['memory_used_mib'])}/{memory(total)}"
     ago = f"{PAST_S / 60:.0f} min"
-    title = (
-        (left.ljust(half - len(ago)) + ago, "bold"),
-        (" ", ""),
-        (right[:half].ljust(half), "bold"),
-        (" " * (wide - 2 * half - 1), ""),
+    made = styled(
+        ("\n" + left.ljust(half - len(ago)) + f"{ago} {right[:half].ljust(half)}", "bold")
     )
-    graphs = zip(graph(busy, half, tall, plain), graph(used, half, tall, plain), strict=True)
-    rest = " " * (wide - 2 * half - 1)
-    return [title, *(((a, "green"), (" ", ""), (b, "cyan"), (rest, "")) for a, b in graphs)]
+    for a, b in zip(graph(busy, half, tall), graph(used, half, tall), strict=True):
+        made.append("\n").append(a, "green").append(" ").append(b, "cyan")
+    return made
 
 
-def graph(values: Sequence[float | None], wide: int, tall: int, plain: bool = False) -> list[str]:
+def graph(values: Sequence[float | None], wide: int, tall: int) -> list[str]:
     """Of values from 0 to 1, the latest on the right; the lines from the top. Where nothing is
-    known, it is empty; 0 is drawn as a line."""
-    steps = ASCII if plain else BLOCKS
-    fine = len(steps) - 1
+    known, it is empty; 0 is drawn as a line. Textual's sparklines have no fixed scale."""
+    fine = len(BLOCKS) - 1
     levels = [_level(values, at, wide, tall * fine) for at in range(wide)]
     return [
-        "".join(steps[min(fine, max(0, level - line * fine))] for level in levels)
+        "".join(BLOCKS[min(fine, max(0, level - line * fine))] for level in levels)
         for line in range(tall - 1, -1, -1)
     ]
 
@@ -206,7 +164,7 @@ def _level(values: Sequence[float | None], at: int, wide: int, top: int) -> int:
     return max(1, round(min(1.0, sum(known) / len(known)) * top))
 
 
-def _processes(cards: Sequence[GpuOut]) -> list[Block]:
+def _processes(cards: Sequence[GpuOut]) -> Table:
     """Who is on which GPU: jobs, and processes that are not CARMA's."""
     made = Table(columns("GPU> USER MEMORY> PROCESS~ WHAT~"))
     for gpu in cards:
@@ -219,4 +177,4 @@ def _processes(cards: Sequence[GpuOut]) -> list[Block]:
             whose = f"pid {one['pid']}, not CARMA's"
             used = memory(one["memory_mib"])
             made.add(on, clean(one["user"]), used, whose, clean(one["command"]), style="dim")
-    return [made]
+    return made

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from carmad.charts import RC, WIDTH_IN, legend
@@ -16,18 +14,19 @@ from carmad.charts import image as embedded
 from carmad.readable import clean
 from cli.estimation import choice
 from cli.render import refusal
-from cli.text import GIB, NOTHING, command, memory, number
+from cli.text import GIB, NOTHING, Table, columns, command, draw, heading, in_style, memory, number
 from cli.vary import PRECISION, bounds, safe_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.figure import Figure
-    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from carmad.api.guesses import EstimateOut, EstimatesOut, FitOut
     from carmad.api.reasons import VerdictOut
     from carmad.explanation import ExplanationOut, MomentOut
+    from cli.text import Block
     from cli.vary import Fit
 
 BAR_WIDTH = 60
@@ -54,18 +53,19 @@ def explainable(answer: EstimatesOut) -> EstimateOut | None:
     return min(able, key=lambda one: not one["chosen"], default=None)
 
 
-def estimates(answer: EstimatesOut) -> RenderableType:
+def estimates(answer: EstimatesOut) -> list[Block]:
     if choice(answer) is None and answer["crash"]:
-        return crash_lines(answer)[0]
-    return Group(
+        return crash_lines(answer)[:1]
+    return [
         *crash_lines(answer),
         table(answer["estimates"]),
         *phase_lines(answer),
-        Text(f"\n{'* decides: ' if choice(answer) else ''}{need(answer)}"),
-        *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
+        "",
+        f"{'* decides: ' if choice(answer) else ''}{need(answer)}",
+        *(f"  · {refusal(reason)}" for reason in answer["reasons"]),
         *too_large_lines(answer),
         fits(answer["verdicts"], answer["fits"], is_possible=not answer.get("too_large")),
-    )
+    ]
 
 
 def need(answer: EstimatesOut) -> str:
@@ -75,36 +75,36 @@ def need(answer: EstimatesOut) -> str:
     return f"{memory(safe_mib(one))} must be free on each of its GPUs."
 
 
-def phase_lines(answer: EstimatesOut) -> list[RenderableType]:
+def phase_lines(answer: EstimatesOut) -> list[Block]:
     """The most in use in training, evaluation and so on, if the script was followed so far."""
     one = choice(answer)
     phases = one["phases"] if one else {}
     if len(phases) < 2:
         return []
     each = ", ".join(f"{clean(name)} {memory(mib)}" for name, mib in phases.items())
-    return [Text(f"\nIn use at most: {each}.")]
+    return ["", f"In use at most: {each}."]
 
 
-def crash_lines(answer: EstimatesOut) -> list[RenderableType]:
+def crash_lines(answer: EstimatesOut) -> list[Block]:
     """How the script stops by itself, and an empty line."""
     crash = answer["crash"]
-    return [Text(f"Your script stops {clean(crash)}", style="bold red"), Text()] if crash else []
+    return [in_style(f"Your script stops {clean(crash)}", "bold red"), ""] if crash else []
 
 
-def too_large_lines(answer: EstimatesOut) -> list[RenderableType]:
+def too_large_lines(answer: EstimatesOut) -> list[Block]:
     too_large = answer.get("too_large")
-    return [Text(f"It {clean(too_large)}.", style="bold red")] if too_large else []
+    return [in_style(f"It {clean(too_large)}.", "bold red")] if too_large else []
 
 
 def table(all_of_them: Sequence[EstimateOut]) -> Table:
     """The chosen estimate, then the others with a number, then those without."""
-    made = _table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
+    made = Table(columns("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE*"))
     for one, note in with_notes(all_of_them):
-        made.add_row(
+        made.add(
             clean(one["source"]) + (" *" if one["chosen"] else ""),
             *(memory(one[key]) for key in ("mib", "low", "high")),
             number(one["seconds"], " s", 1),
-            Text(clean(note)),
+            clean(note),
             style="bold" if one["chosen"] else "dim" if one["mib"] is None else "",
         )
     return made
@@ -121,78 +121,57 @@ def with_notes(all_of_them: Sequence[EstimateOut]) -> Iterator[tuple[EstimateOut
         yield one, why or "; ".join(one["notes"])
 
 
-def _table(headers: str) -> Table:
-    """`headers`: a > after one right-aligns its column, uncut."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers.split():
-        right = header.endswith(">")
-        made.add_column(header.rstrip(">"), justify="right" if right else "left", no_wrap=right)
-    return made
-
-
 def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut], is_possible: bool) -> Table:
     """For each GPU: free memory, and whether the job would be placed there now, if it is possible
     at all."""
     free = {one["gpu"]: one["free_mib"] for one in room}
-    made = Table(box=None, pad_edge=False, show_header=False)
-    made.add_column(no_wrap=True)
-    made.add_column(no_wrap=True, justify="right")
-    made.add_column(overflow="fold")
+    made = Table(columns("- -> -*"), header=False)
     for verdict in judged:
         index, why = verdict["gpu"]["index"], verdict["refused"]
         name = f"GPU {verdict['gpu']['id'] if index is None else index}"
         has = NOTHING if index not in free else f"{memory(free[index])} free"
         words = "\n".join(map(refusal, why)) or "would take it now" * is_possible
-        made.add_row(
-            Text(name, style="green" if is_possible and not why else "red"), has, Text(words)
-        )
+        made.add(in_style(name, "green" if is_possible and not why else "red"), has, words)
     return made
 
 
 # -- breakdown
 
 
-def explanation(one: EstimateOut, found: ExplanationOut | None) -> RenderableType:
+def explanation(one: EstimateOut, found: ExplanationOut | None) -> list[Block]:
     """A bar with one character per 60th, and a legend; who holds the activations; what helps."""
     parts = one["parts"]
     total = sum(parts.values())
-    bar, legend = Text("\n"), _columns("left", "left", "right", "right")
+    bar, legend = Text(), Table(columns("- - -> ->"), header=False)
     ends, done = [0], 0
     for name, mib in parts.items():
         sign, colour = LOOKS.get(name, OTHER)
         done += mib
         ends.append(round(BAR_WIDTH * done / total))
         bar.append(sign * (ends[-1] - ends[-2]), style=colour)
-        legend.add_row(Text(sign, style=colour), clean(name), memory(mib), f"{mib / total:.1%}")
-    legend.add_row("", f"by {clean(one['source'])}", memory(one["mib"]), "")
-    notes = [Text(f"  · {clean(note)}") for note in one["notes"]]
-    return Group(bar, legend, *notes, *(_holders(found) if found else ()))
+        legend.add(in_style(sign, colour), clean(name), memory(mib), f"{mib / total:.1%}")
+    legend.add("", f"by {clean(one['source'])}", memory(one["mib"]), "")
+    notes = [f"  · {clean(note)}" for note in one["notes"]]
+    return ["", bar, legend, *notes, *(_holders(found) if found else ())]
 
 
-def _holders(found: ExplanationOut) -> Iterator[RenderableType]:
+def _holders(found: ExplanationOut) -> Iterator[Block]:
     for title, ones in (("activations by module", found["modules"]), ("by line", found["lines"])):
         if shown := [one for one in ones if one["mib"]][:MOST_HOLDERS]:
-            yield Text(f"\n{title}", style="bold")
-            made = _columns("right", "left", "left")
+            yield from heading(title)
+            made = Table(columns("-> -* -*"), header=False)
             for one in shown:
                 name, kind = clean(one["name"]), clean(one["kind"])
                 times = f"{one['count']} × {kind}" if one["count"] > 1 else kind
-                made.add_row(f"  {memory(one['mib'])}", name or kind, times if name else "")
+                made.add(f"  {memory(one['mib'])}", name or kind, times if name else "")
             yield made
     if found["remedies"]:
-        yield Text("\nwhat would help", style="bold")
-        made = _columns("right", "left")
+        yield from heading("what would help")
+        made = Table(columns("-> -*"), header=False)
         for remedy in found["remedies"]:
             about = "" if remedy["exact"] else "about "
-            made.add_row(f"  {about}-{memory(remedy['saved_mib'])}", clean(remedy["what"]))
+            made.add(f"  {about}-{memory(remedy['saved_mib'])}", clean(remedy["what"]))
         yield made
-
-
-def _columns(*justify: JustifyMethod) -> Table:
-    made = Table(box=None, pad_edge=False, show_header=False)
-    for each in justify:
-        made.add_column(justify=each, overflow="fold")
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +186,7 @@ class Drawn:
         yield _draw(self.moments, self.one, min(PLOT_WIDTH, max(1, options.max_width - AXIS)))
 
 
-def _draw(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> RenderableType:
+def _draw(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> Block:
     context = one["parts"].get("context", 0)
     top = max(moment["held_mib"] for moment in moments) + context
     width = -(-len(moments) // room)
@@ -232,7 +211,7 @@ def _draw(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> Renderab
     for name, (sign, colour) in LOOKS.items():
         looks.append(sign, style=colour)
         looks.append(f" {name}  ")
-    return Group(Text(), *reversed(rows), steps, tail, looks)
+    return draw(["", *reversed(rows), steps, tail, looks])
 
 
 def _stack(moment: MomentOut, context_mib: int, top_mib: int) -> list[str]:
@@ -269,24 +248,22 @@ def learnt(mib: Mapping[int, int], limit_mib: int) -> str:
     return "".join(f", {part}" for part in known)
 
 
-def fit_view(fit: Fit) -> RenderableType:
+def fit_view(fit: Fit) -> list[Block]:
     if not fit.tried:
         assert fit.refused is not None
         value, answer = fit.refused
         head = f"There is no estimate for --{fit.command.name} {value}:"
-        return Group(
-            *crash_lines(answer), Text(head, style="bold"), Text(), table(answer["estimates"])
-        )
+        return [*crash_lines(answer), in_style(head, "bold"), "", table(answer["estimates"])]
     tried, shown = fit.tried, [value for value in (fit.largest, fit.too_large) if value]
-    made = _table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
+    made = Table(columns(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS"))
     for value in sorted(tried) if fit.steady else shown:
         one = tried[value]
         sizes = (memory(one[key]) for key in ("mib", "low", "high"))
-        made.add_row(str(value), *sizes, "yes" if safe_mib(one) <= fit.limit_mib else "no")
+        made.add(str(value), *sizes, "yes" if safe_mib(one) <= fit.limit_mib else "no")
     source = clean(next(iter(tried.values()))["source"])
     seconds = sum(one["seconds"] for one in tried.values())
-    tail = f"\nEstimator: {source}. Tried {len(tried)} values in {seconds:.0f} s."
-    return Group(Text(_outcome(fit), style="bold"), Text(), made, Text(tail))
+    tail = f"Estimator: {source}. Tried {len(tried)} values in {seconds:.0f} s."
+    return [in_style(_outcome(fit), "bold"), "", made, "", tail]
 
 
 def _outcome(fit: Fit) -> str:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+from typing import TYPE_CHECKING
 
 from cli.problems import Usage
 from cli.problems import note as note
-from cli.text import layout, paint
+from cli.text import Table, draw
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from rich.console import Console, RenderableType
-    from rich.text import Text
+    from rich.console import Console
 
     from cli.text import Block
 
 PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
+MOST_DRAWN = 300  # rows: more are printed plainly, as rich takes 1 ms for each
 
 
 COLORS = AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -74,22 +75,8 @@ def write(texts: Iterable[bytes]) -> None:
     sys.stdout.buffer.flush()
 
 
-def size() -> tuple[int, int]:
-    """Columns and lines of the terminal. COLUMNS and LINES, if set, win."""
-    try:
-        there = tuple(os.get_terminal_size(sys.stdout.fileno()))
-    except (OSError, ValueError):
-        there = (0, 0)
-    told = (os.environ.get(name, "") for name in ("COLUMNS", "LINES"))
-    columns, lines = (
-        int(word) if word.isdigit() and int(word) else found
-        for word, found in zip(told, there, strict=True)
-    )
-    return columns or 80, lines or 24
-
-
 def room() -> int:
-    return size()[0] if sys.stdout.isatty() else PIPE_WIDTH
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def is_ascii() -> bool:
@@ -97,21 +84,16 @@ def is_ascii() -> bool:
     return not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
-def show(picture: Iterable[Block]) -> None:
-    _tolerate()
-    color = uses_color()
-    text = "\n".join([paint(line, color) for line in layout(picture, room())])
-    if text:
-        print(text)
-
-
-def _tolerate() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
+def why_no_screen() -> str:
+    """Why this terminal can show none that changes; "" if it can."""
+    if not all(each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)):
+        return "there is no terminal"
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return "the terminal is dumb (TERM)"
+    return "the terminal shows nothing but ASCII" if is_ascii() else ""
 
 
 def console() -> Console:
-    """rich's, for what needs it: bars of progress, drawings, the tables of simulations."""
     from rich.console import Console
 
     tty = sys.stdout.isatty()
@@ -120,27 +102,27 @@ def console() -> Console:
         force_terminal=tty or color,
         color_system=("auto" if tty else "standard") if color else None,
         no_color=not color,
-        width=None if tty else PIPE_WIDTH,
+        width=room(),
         highlight=False,
         markup=False,
         emoji=False,
     )
 
 
-def as_rich(picture: Iterable[Block], width: int) -> Text:
-    """For what rich updates or saves."""
-    from rich.text import Text
-
-    return Text.from_ansi("\n".join([paint(line, True) for line in layout(picture, width)]))
-
-
-def show_rich(renderable: RenderableType) -> None:
-    _tolerate()
+def show(picture: Iterable[Block]) -> None:
+    """Without blanks at the ends of lines."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     screen = console()
-    with screen.capture() as captured:
-        screen.print(renderable)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+    for block in picture:
+        if isinstance(block, Table) and len(block.rows) > MOST_DRAWN:
+            lines = list(block.plain())
+        else:
+            with screen.capture() as captured:
+                screen.print(draw([block]))
+            lines = captured.get().splitlines()
+        for line in lines:
+            print(line.rstrip())
 
 
 def print_json(answer: Mapping[str, object]) -> None:

@@ -3,6 +3,8 @@ may ask for. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carmad.readable import clean
 from carmad.states import ENDED_CODES
 from cli.text import (
@@ -16,41 +18,37 @@ from cli.text import (
     exit_code,
     fraction,
     heading,
+    height,
     in_style,
-    layout,
     local_time,
     memory,
     number,
     span,
     spread,
+    styled,
 )
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
+
+    from rich.text import Text
 
     from carmad.api.gpus import GpuOut, GpusOut, ResidentOut, RiskOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
-    from cli.text import Block, Cell, Line
+    from cli.text import Block, Cell
 
 
 class JobColumn(Column):
-    """`number`: right-aligned and never cut; `key`: what it is sorted by; `fit`: if not the usual
-    of a number or a text."""
+    """`header`: with its marks, as of `columns`; `key`: the number of a job, or of its memory, that
+    it is sorted by; "": its text."""
 
     __slots__ = ("cell", "key")
 
-    def __init__(
-        self,
-        header: str,
-        cell: Callable[[JobOut], str],
-        number: bool = False,
-        key: Callable[[JobOut], float] | None = None,
-        fit: str | None = None,
-    ) -> None:
-        usual = "" if number else "cut"
-        super().__init__(header, right=number, fit=usual if fit is None else fit)
+    def __init__(self, header: str, cell: Callable[[JobOut], str], key: str = "") -> None:
+        (its,) = columns(header)
+        super().__init__(its.header, its.right, its.fit)
         self.cell = cell
         self.key = key
 
@@ -88,75 +86,40 @@ def params(job: JobOut) -> str:
     return clean(" ".join(f"{name}={value}" for name, value in job.get("params", {}).items()))
 
 
-def label_key(job: JobOut) -> float:
-    return job["id"]
-
-
 COLUMNS = {
-    "jobid": JobColumn("JOBID", lambda j: j["label"], True, label_key),
-    "name": JobColumn("NAME", lambda j: clean(j["name"])),
-    "params": JobColumn("PARAMS", lambda j: params(j) or NOTHING),
-    "user": JobColumn("USER", lambda j: clean(j["user"])),
-    "st": JobColumn("ST", lambda j: j["code"], fit=""),
-    "state": JobColumn("STATE", lambda j: j["state"].upper(), fit=""),
-    "time": JobColumn("TIME", lambda j: clock(j["elapsed_s"]), True, lambda j: j["elapsed_s"]),
-    "limit": JobColumn(
-        "LIMIT",
-        lambda j: clock(j.get("time_limit_s")),
-        True,
-        lambda j: j.get("time_limit_s") or 0,
-        fit="drop",
-    ),
-    "gpus": JobColumn(
-        "GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"], fit="drop late"
-    ),
-    "cpus": JobColumn(
-        "CPUS", lambda j: str(j.get("cpus") or NOTHING), True, lambda j: j.get("cpus") or 0
-    ),
-    "mem": JobColumn(
-        "MEM",
-        lambda j: memory(j.get("host_memory_mib")),
-        True,
-        lambda j: j.get("host_memory_mib") or 0,
-    ),
-    "vram": JobColumn(
-        "VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0, fit="drop late"
-    ),
-    "peak": JobColumn(
-        "PEAK",
-        lambda j: memory(j["memory"]["peak_mib"]),
-        True,
-        lambda j: j["memory"]["peak_mib"] or 0,
-        fit="drop late",
-    ),
-    "where": JobColumn("GPU(REASON)", where, fit="wrap"),
-    "mode": JobColumn("MODE", lambda j: j.get("mode") or NOTHING),
-    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"]), fit=""),
-    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"]), fit=""),
-    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at")), fit=""),
-    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at")), fit=""),
-    "wait": JobColumn(
-        "WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0), fit="drop"
-    ),
-    "place": JobColumn(
-        "PLACE", lambda j: str(j.get("position") or NOTHING), True, lambda j: j.get("position") or 0
-    ),
-    "attempt": JobColumn(
-        "TRY", lambda j: str(j.get("attempt", NOTHING)), True, lambda j: j.get("attempt", 0)
-    ),
-    "nice": JobColumn(
-        "NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)
-    ),
-    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit")), fit=""),
-    "energy": JobColumn("ENERGY", _energy, True, lambda j: j.get("energy_j") or 0, fit="drop"),
-    "command": JobColumn("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
+    "jobid": JobColumn("JOBID>", lambda j: j["label"], "id"),
+    "name": JobColumn("NAME~", lambda j: clean(j["name"])),
+    "params": JobColumn("PARAMS~", lambda j: params(j) or NOTHING),
+    "user": JobColumn("USER~", lambda j: clean(j["user"])),
+    "st": JobColumn("ST", lambda j: j["code"]),
+    "state": JobColumn("STATE", lambda j: j["state"].upper()),
+    "time": JobColumn("TIME>", lambda j: clock(j["elapsed_s"]), "elapsed_s"),
+    "limit": JobColumn("LIMIT>?", lambda j: clock(j.get("time_limit_s")), "time_limit_s"),
+    "gpus": JobColumn("GPUS>??", lambda j: str(j["gpus_wanted"]), "gpus_wanted"),
+    "cpus": JobColumn("CPUS>", lambda j: str(j.get("cpus") or NOTHING), "cpus"),
+    "mem": JobColumn("MEM>", lambda j: memory(j.get("host_memory_mib")), "host_memory_mib"),
+    "vram": JobColumn("VRAM(USED/EST)>??", vram, "used_mib"),
+    "peak": JobColumn("PEAK>??", lambda j: memory(j["memory"]["peak_mib"]), "peak_mib"),
+    "where": JobColumn("GPU(REASON)*", where),
+    "mode": JobColumn("MODE~", lambda j: j.get("mode") or NOTHING),
+    "submitted": JobColumn("SUBMITTED", lambda j: local_time(j["submitted_at"])),
+    "started": JobColumn("STARTED", lambda j: local_time(j["started_at"])),
+    "ended": JobColumn("ENDED", lambda j: local_time(j.get("ended_at"))),
+    "deadline": JobColumn("DEADLINE", lambda j: local_time(j.get("deadline_at"))),
+    "wait": JobColumn("WAITED>?", lambda j: clock(j.get("wait_s")), "wait_s"),
+    "place": JobColumn("PLACE>", lambda j: str(j.get("position") or NOTHING), "position"),
+    "attempt": JobColumn("TRY>", lambda j: str(j.get("attempt", NOTHING)), "attempt"),
+    "nice": JobColumn("NICE>", lambda j: str(j.get("nice", NOTHING)), "nice"),
+    "exit": JobColumn("EXIT", lambda j: exit_code(j.get("exit"))),
+    "energy": JobColumn("ENERGY>?", _energy, "energy_j"),
+    "command": JobColumn("COMMAND~", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
 QUEUE_SHORT = ("jobid", "name", "st", "where")
 QUEUE_WIDE = (*QUEUE[:-1], "peak", "submitted", "place", "where", "command")
 QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
 ORDERS = ("submitted", "ended", "name", "user", "state", "ran", "gpu-hours")  # of ended jobs
-HISTORY = (
+HISTORY = [
     "jobid",
     "name",
     "user",
@@ -168,7 +131,7 @@ HISTORY = (
     "peak",
     "energy",
     "wait",
-)
+]
 
 
 def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
@@ -182,15 +145,15 @@ def with_params(fields: Sequence[str], jobs: Iterable[JobOut]) -> Sequence[str]:
 def sort(jobs: list[JobOut], order: str) -> list[JobOut]:
     """`order`: a column's name; with - in front, in reverse."""
     column = COLUMNS[order.removeprefix("-")]
-    reverse = order.startswith("-")
-    if column.key is not None:
-        return sorted(jobs, key=column.key, reverse=reverse)
-    return sorted(jobs, key=column.cell, reverse=reverse)
+
+    def key(job: JobOut) -> Any:
+        of: dict[str, Any] = {**job["memory"], **job}
+        return of.get(column.key) or 0 if column.key else column.cell(job)
+
+    return sorted(jobs, key=key, reverse=order.startswith("-"))
 
 
 STATES = ("ST", "STATE")
-
-
 STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
@@ -213,27 +176,48 @@ def job_table(
     usual: Sequence[str] = QUEUE,
 ) -> list[Block]:
     """Jobs, one per line. `fields`: all of these; otherwise, of the `usual` ones those that fit."""
+    return [_jobs(listed, fields, noheader, usual, _state)]
+
+
+def queue_lines(
+    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
+) -> Iterator[str]:
+    """The same as plain lines, without rich: the header, unless `noheader`, and all jobs."""
+    return _jobs(listed, fields, noheader, QUEUE, lambda text, _: text).plain()
+
+
+def _jobs(
+    listed: Sequence[JobOut],
+    fields: Sequence[str],
+    noheader: bool,
+    usual: Sequence[str],
+    state: Callable[[str, str], Cell],
+) -> Table:
     shown = [COLUMNS[field] for field in fields or with_params(usual, listed)]
     made = Table(shown, header=not noheader, drops=not fields)
-    state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
     for job in listed:
-        row: list[Cell] = [column.cell(job) for column in shown]
-        if state is not None:
-            row[state] = in_style(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
-        made.add(*row)
-    return [made]
-
-
-def top_table(listed: Sequence[JobOut], room: int) -> Table:
-    """The jobs for `carma top`: as much of each as there is room for."""
-    fields: Sequence[str] = QUEUE
-    if room < ROOM_FOR_ALL:
-        fields = QUEUE_SHORT
-    elif room >= ROOM_FOR_MORE:
-        fields = QUEUE_WIDE
-    (made,) = job_table(listed, usual=fields)
-    assert isinstance(made, Table)
+        cells = [(column, column.cell(job)) for column in shown]
+        made.add(
+            *(
+                state(text, job["code"]) if column.header in STATES else text
+                for column, text in cells
+            )
+        )
     return made
+
+
+def _state(text: str, code: str) -> Text:
+    return in_style(text, STATE_STYLE.get(code, ""))
+
+
+def top_table(listed: Sequence[JobOut], room: int, fields: Sequence[str] = ()) -> Table:
+    """The jobs for `carma top`: as much of each as there is room for."""
+    usual: Sequence[str] = QUEUE
+    if room < ROOM_FOR_ALL:
+        usual = QUEUE_SHORT
+    elif room >= ROOM_FOR_MORE:
+        usual = QUEUE_WIDE
+    return _jobs(listed, fields, False, usual, _state)
 
 
 BAR_WIDTH = 10
@@ -248,25 +232,25 @@ GPU_STYLE = {"ok": "green", "settling": "cyan", "drained": "dim", "faulty": "bol
 def status(
     answer: StatusOut,
     room: int,
-    height: int | None = None,
+    lines: int | None = None,
     bars: bool = True,
     plain: bool = False,
 ) -> list[Block]:
-    """The GPUs, and below them as many jobs as `height` lines have room for; None: any number.
+    """The GPUs, and below them as many jobs as `lines` have room for; None: any number.
     `plain`: in ASCII."""
     shows_bars = bars and room >= ROOM_FOR_BARS
     top: list[Block] = [headline(answer), "", *gpus(answer["gpus"], shows_bars, plain)]
     live, ended = split_ended(answer["jobs"])
     if not answer["jobs"]:
         return [*top, "", "no jobs: submit one with `carma submit -- COMMAND`"]
-    left = None if height is None else max(LEAST_ROWS, height - len(layout(top, room)))
+    left = None if lines is None else max(LEAST_ROWS, lines - height(top, room))
     below = _section("ended last (all: carma history)", ended)
     if left is not None and live:
         left -= 3  # an empty line, the title and the header
         if left - len(ended) - 4 < min(len(live), LEAST_ROWS):
             below = []
         else:
-            left -= len(layout(below, room))
+            left -= height(below, room)
     shown = None if left is None else max(LEAST_ROWS, left)
     return [*top, *_section("jobs", live, shown, answer.get("more", 0), "carma queue"), *below]
 
@@ -295,7 +279,7 @@ def _section(
     return [*heading(title), *job_table(jobs), *more]
 
 
-def headline(answer: StatusOut) -> Line:
+def headline(answer: StatusOut) -> Text:
     server, counts = answer["server"], answer["counts"]
     troubles = server.get("troubles", ())  # an older carmad does not send them
     facts = [
@@ -308,11 +292,8 @@ def headline(answer: StatusOut) -> Line:
         f"{counts['recovering']} recovering" if counts["recovering"] else "",
     ]
     alarms = [(f" · {clean(words)}: see carma doctor", "bold red") for words in troubles]
-    return (
-        (f"CARMA {server['version']}", "bold"),
-        *alarms,
-        *((f" · {fact}", "") for fact in facts if fact),
-    )
+    told = [f" · {fact}" for fact in facts if fact]
+    return styled((f"CARMA {server['version']}", "bold"), *alarms, *told)
 
 
 def gpus(cards: Sequence[GpuOut], bars: bool, plain: bool = False) -> list[Block]:
@@ -349,17 +330,17 @@ def _name(gpu: GpuOut) -> str:
     return clean(gpu["name"]).removeprefix("NVIDIA ") + island
 
 
-def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Line:
+def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Text:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     share = used / total if used is not None and total else None
     style = "" if share is None else "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
     text = f"{memory(used)}/{memory(total)}"
     if bars:
-        return (bar(share, BAR_WIDTH, plain), style), (f" {text}", "")
+        return styled((bar(share, BAR_WIDTH, plain), style), f" {text}")
     return in_style(text, style)
 
 
-def _who(gpu: GpuOut) -> Line:
+def _who(gpu: GpuOut) -> Text:
     """Jobs as user:id(memory), and external processes, in the style of gpustat."""
     jobs = [
         f"{clean(job['user'])}:{job['label']}({memory(job['memory_mib'])})" for job in gpu["jobs"]
@@ -368,7 +349,7 @@ def _who(gpu: GpuOut) -> Line:
         f"{clean(one['user'])}:pid{one['pid']}({memory(one['memory_mib'])})"
         for one in gpu["outsiders"]
     ]
-    return (" ".join(jobs), ""), (" " * bool(jobs and others) + " ".join(others), "dim")
+    return styled(" ".join(jobs), (" " * bool(jobs and others) + " ".join(others), "dim"))
 
 
 def gpu_report(answer: GpusOut) -> list[Block]:
@@ -410,7 +391,7 @@ def gpu_report(answer: GpusOut) -> list[Block]:
     return [made, "", *details, f"limits: {words}", *notes]
 
 
-def _risk(risk: RiskOut, dram_limit: float) -> Line:
+def _risk(risk: RiskOut, dram_limit: float) -> Text:
     """A GPU whose memory is the bottleneck takes jobs while its SMs are not busy enough for the
     paper's test: that is no reason to call the risk low."""
     if not risk["samples"]:

@@ -3,6 +3,8 @@ terminal."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import OPTIONS
 from carmad.readable import clean
@@ -23,9 +25,9 @@ from cli.text import (
     pairs,
     span,
     spread,
+    styled,
 )
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
@@ -204,7 +206,6 @@ def _slowdown(how: SlowdownOut) -> str:
     known = {
         "steps": f"step times beside {of} job{'' if of == 1 else 's'}",
         "runs": f"against {of} runs alone",
-        "model": "predicted by the model trained here, to its mean error",
     }[how["source"]]
     span = f"{how['low']:.2f} to {how['high']:.2f}; " if how["low"] < how["high"] else ""
     return f"{how['ratio']:.2f} times as long as alone ({span}{known})"
@@ -340,7 +341,7 @@ def _ending(how: ExitOut) -> str:
 
 def why(answer: WhyOut) -> list[Block]:
     job = answer["job"]
-    head = (f"Job {job['label']}", "bold"), (f" {clean(answer['headline'])}", "")
+    head = styled((f"Job {job['label']}", "bold"), f" {clean(answer['headline'])}")
     parts: list[Block] = [head, *_crash(job)]
     if answer["position"]:
         behind = answer["behind"]

@@ -1,29 +1,28 @@
-"""Text for the terminal: how values read; lines of styled spans, paragraphs that wrap, and tables
-that fit. Pure.
+"""Text for the terminal: how values read, and tables, which rich draws. Pure.
 
-rich does more, and takes 80 ms to import and 1 ms per row: longer than `carma queue` may take.
-
-A picture is a sequence of blocks, from top to bottom: a string (a paragraph, "" for an empty line),
-a line of spans, or a `Table`. It is laid out once the width of the terminal is known.
+A picture is a sequence of blocks, from top to bottom: a string (a paragraph, "" for an empty line)
+or what rich can draw, such as a `Table`. Only what draws imports rich: it takes as long as all else
+that `carma queue` does.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carmad import readable
 from carmad.readable import clean, duration
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import TypeAlias
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
     from carmad.api.job import ExitOut, MemoryOut
 
-    Span: TypeAlias = tuple[str, str]  # text, style: words of SGR, such as "bold red", or ""
-    Line: TypeAlias = tuple[Span, ...]
-    Cell: TypeAlias = str | Line
-    Block: TypeAlias = "Cell | Table"
-    _Cell: TypeAlias = tuple[int, Cell]  # its width, and what it says
+    Cell: TypeAlias = str | Text
+    Block: TypeAlias = RenderableType
 
 NOTHING = "-"
 GIB = 1024
@@ -103,16 +102,6 @@ GAP = "  "
 NARROWEST = 4  # columns are not cut further
 READABLE = {"cut": 10, "wrap": 20}  # for more than that, columns that may be dropped are kept
 DROPPED = ("drop", "drop late")
-SGR = {
-    "bold": "1",
-    "dim": "2",
-    "reverse": "7",
-    "red": "31",
-    "green": "32",
-    "yellow": "33",
-    "magenta": "35",
-    "cyan": "36",
-}
 
 
 class Column:
@@ -128,22 +117,24 @@ class Column:
         self.fit = fit
 
 
-_FITS = {"~": "cut", "*": "wrap", "?": "drop"}
+_FITS = {"": "", "~": "cut", "*": "wrap", "?": "drop", "??": "drop late"}
 
 
 def columns(headers: str) -> list[Column]:
     """Of headers without spaces, each with marks: `>` right-aligned, and how it gives way: `~` cut,
-    `*` wrapped, `?` dropped. `-`: a column without a header."""
-    made = []
-    for word in headers.split():
-        name = word.rstrip(">~*?")
-        fit = next((_FITS[mark] for mark in word[len(name) :] if mark in _FITS), "")
-        made.append(Column("" if name == "-" else name, ">" in word[len(name) :], fit))
-    return made
+    `*` wrapped, `?` dropped, `??` dropped late. `-`: a column without a header."""
+    return [Column(*_read_header(word)) for word in headers.split()]
+
+
+def _read_header(word: str) -> tuple[str, bool, str]:
+    name = word.rstrip(">~*?")
+    marks = word[len(name) :]
+    return "" if name == "-" else name, ">" in marks, _FITS[marks.replace(">", "")]
 
 
 class Table:
-    """Rows of cells, a column each. A row may be longer than a line, if a cell of it wraps."""
+    """Rows of cells, a column each: rich draws it once it is known which columns there is room for.
+    A row may be higher than a line, if a cell of it wraps."""
 
     def __init__(self, columns: Sequence[Column], header: bool = True, drops: bool = True) -> None:
         """`drops`: False if all columns are to be shown."""
@@ -158,98 +149,100 @@ class Table:
             cells = tuple(in_style(c, style) if isinstance(c, str) else c for c in cells)
         self.rows.append(cells)
 
-    def lines(self, room: int) -> list[Line]:
-        return [line for row in self.row_lines(room) for line in row]
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Block]:
+        from rich import table
 
-    def row_lines(self, room: int) -> list[list[Line]]:
-        """The lines of each row; the header's come first."""
-        rows = [[_parse(cell) for cell in row] for row in self.rows]
-        if self.header:
-            rows.insert(0, [_parse(in_style(c.header, "bold")) for c in self.columns])
-        kept, widths = self._widths(rows, room)
-        made: list[list[Line]] = []
-        for row in rows:
-            lines: list[Line] = []
-            _set(lines, [row[at] for at in kept], [self.columns[at] for at in kept], widths)
-            made.append(lines)
-        return made
+        shown = self.fit(options.max_width)
+        drawn = table.Table(
+            box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), show_header=self.header
+        )
+        for at, width in shown.items():
+            column = self.columns[at]
+            drawn.add_column(
+                in_style(column.header, "bold"),
+                header_style="not bold",  # what fills it up stays plain
+                justify="right" if column.right else "left",
+                width=width,
+                no_wrap=column.fit != "wrap",
+                overflow="fold" if column.fit == "wrap" else "ellipsis",
+            )
+        for row in self.rows:
+            drawn.add_row(*(styled(row[at]) for at in shown))
+        yield drawn
 
-    def _widths(self, rows: Sequence[Sequence[_Cell]], room: int) -> tuple[list[int], list[int]]:
-        """The columns that are shown, and as wide as what."""
-        wide = [max((row[at][0] for row in rows), default=0) for at in range(len(self.columns))]
-        kept = list(range(len(wide)))
-        if self.drops and sum(wide) + len(GAP) * (len(kept) - 1) > room:
-            kept = [at for at in kept if self._says_something(at)] or kept
-        floor = {
-            at: _longest_word(rows, at, room) if self.columns[at].fit == "wrap" else NARROWEST
-            for at in kept
-            if self.columns[at].fit in READABLE
-        }
-        least = {
-            at: min(wide[at], max(its, READABLE[self.columns[at].fit])) for at, its in floor.items()
-        }
+    def fit(self, room: int) -> dict[int, int]:
+        """The columns that are shown, each with its width."""
+        from rich.cells import cell_len
+
+        width: dict[int, int] = {}
+        words: dict[int, int] = {}  # of columns that give way: narrower, and words are broken
+        least: dict[int, int] = {}  # narrower, and others are dropped
+        for at, column in enumerate(self.columns):
+            texts = [str(row[at]) for row in self.rows] + [column.header] * self.header
+            lines = [line for text in texts for line in text.split("\n")]
+            width[at] = least[at] = max(map(cell_len, lines), default=0)
+            if column.fit in READABLE:
+                longest = (cell_len(word) for line in lines for word in line.split())
+                most = room // 2 if column.fit == "wrap" else 0
+                words[at] = max(NARROWEST, min(max(longest, default=0), most))
+                least[at] = min(width[at], max(words[at], READABLE[column.fit]))
+
+        def excess(of: dict[int, int]) -> int:
+            return sum(of[at] for at in width) + len(GAP) * (len(width) - 1) - room
+
+        if self.drops and excess(width) > 0:
+            width = {at: w for at, w in width.items() if self._says_something(at)} or width
         for fit in DROPPED if self.drops else ():
-            for at in reversed(kept.copy()):
-                needed = sum(least.get(k, wide[k]) for k in kept) + len(GAP) * (len(kept) - 1)
-                if needed > room and self.columns[at].fit == fit:
-                    kept.remove(at)
-        excess = sum(wide[at] for at in kept) + len(GAP) * (len(kept) - 1) - room
-        for lowest in (floor, dict.fromkeys(floor, NARROWEST)):  # at last, words are broken
-            while excess > 0 and (giving := [at for at in floor if wide[at] > lowest[at]]):
-                wide[max(giving, key=lambda at: wide[at])] -= 1
-                excess -= 1
-        return kept, [wide[at] for at in kept]
+            for at in [at for at in reversed(width) if self.columns[at].fit == fit]:
+                if excess(least) > 0 and len(width) > 1:
+                    del width[at]
+        for lowest in (words, dict.fromkeys(words, NARROWEST)):  # at last, words are broken
+            while excess(width) > 0 and (
+                giving := [at for at in words.keys() & width if width[at] > lowest[at]]
+            ):
+                width[max(giving, key=lambda at: width[at])] -= 1
+        return width
 
     def _says_something(self, at: int) -> bool:
-        return not self.rows or any(row[at] != NOTHING for row in self.rows)
+        return not self.rows or any(str(row[at]) != NOTHING for row in self.rows)
+
+    def plain(self) -> Iterator[str]:
+        """A line for each row, without rich."""
+        rows = [tuple(map(str, row)) for row in self.rows]
+        header = [tuple(column.header for column in self.columns)] if self.header else []
+        return align([*header, *rows], [column.right for column in self.columns])
 
 
-def _longest_word(rows: Sequence[Sequence[_Cell]], at: int, room: int) -> int:
-    """The width of the longest word of a column, but half a line at most."""
-    words = (word for row in rows for word in _text(row[at][1]).split())
-    return min(max(map(width, words), default=0), max(NARROWEST, room // 2))
+def align(rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> Iterator[str]:
+    """The rows as lines, whose columns are as wide as what they hold."""
+    width = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, width, is_right, strict=True)
+        yield GAP.join(
+            f"{cell:>{w}}" if right else f"{cell:<{w}}" for cell, w, right in cells
+        ).rstrip()
 
 
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else "".join([text for text, _ in cell])
+def styled(*parts: str | Text | tuple[str, str]) -> Text:
+    """Texts, or pairs of a text and its style, one behind the other. No text is read as markup."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
 
 
-def _parse(cell: Cell) -> _Cell:
-    text = _text(cell)
-    if "\n" in text:
-        return max(map(width, text.split("\n"))), cell
-    return width(text), cell
+def in_style(text: str, style: str) -> Text:
+    return styled((text, style))
 
 
-def _set(
-    made: list[Line], row: Sequence[_Cell], columns: Sequence[Column], widths: Sequence[int]
-) -> None:
-    """Append the lines of a row."""
-    line: list[Span] = []
-    rest: list[list[Line]] = []  # of each cell, what its first line has no room for
-    gap = ""
-    for (size, cell), column, room in zip(row, columns, widths, strict=True):
-        below: list[Line] = []
-        if size > room or (not isinstance(cell, str) or "\n" in cell):
-            if column.fit == "wrap" or size <= room:
-                first, *below = wrap(cell, room)
-            else:
-                first = cut(cell, room)
-            size = sum(width(text) for text, _ in first)
-        else:
-            first = ((cell, ""),)
-        rest.append(below)
-        pad = " " * (room - size)
-        line += [(gap + pad, ""), *first] if column.right else [(gap, ""), *first, (pad, "")]
-        gap = GAP
-    made.append(tuple(line))
-    for n in range(max(map(len, rest), default=0)):
-        under = [parts[n] if n < len(parts) else () for parts in rest]
-        _set(made, [_parse(part) for part in under], columns, widths)
-
-
-def in_style(text: str, style: str) -> Line:
-    return ((text, style),)
+def parts(cell: Cell) -> list[tuple[str, str]]:
+    """A text in parts, each with its style: for what is no terminal."""
+    text = styled(cell)
+    ends = sorted({end for span in text.spans for end in (span.start, span.end)})
+    return [
+        (part.plain, " ".join(str(span.style) for span in part.spans))
+        for part in text.divide(ends)
+        if part.plain
+    ]
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> Table:
@@ -264,127 +257,32 @@ def heading(text: str) -> list[Block]:
     return ["", in_style(text, "bold")]
 
 
-def layout(picture: Iterable[Block], room: int) -> list[Line]:
-    """The lines of a picture, none wider than `room`, if its tables can be made to fit."""
-    made: list[Line] = []
-    for block in picture:
-        made += block.lines(room) if isinstance(block, Table) else wrap(block, room)
-    return made
+def draw(picture: Iterable[Block]) -> Block:
+    """The blocks below each other."""
+    from rich.console import Group
+
+    return Group(*(_paragraph(each) if isinstance(each, str) else each for each in picture))
 
 
-def wrap(cell: Cell, room: int) -> list[Line]:
-    """Its lines, each at most `room` wide, broken between words where possible. What follows the
-    first line of a paragraph is indented as that is, and below the text of an item `· …`."""
-    spans = ((cell, ""),) if isinstance(cell, str) else cell
-    if not any("\n" in text for text, _ in spans) and sum(width(t) for t, _ in spans) <= room:
-        return [tuple(spans)]
-    made: list[Line] = []
-    for line in _split(spans):
-        made += _break(line, room)
-    return made
+def _paragraph(text: str) -> Block:
+    """What follows the first line of a paragraph is indented as that is, and below the text of an
+    item `· …`."""
+    from rich.console import Group
+    from rich.table import Table
+
+    lines: list[Block] = []
+    for line in text.split("\n"):
+        lead = len(line) - len(line.lstrip(" ·"))
+        made = Table.grid()
+        made.add_column(width=lead, no_wrap=True)
+        made.add_column(overflow="fold")
+        made.add_row(styled(line[:lead]), styled(line[lead:]))
+        lines.append(made if lead else styled(line))
+    return Group(*lines)
 
 
-def _split(spans: Line) -> list[Line]:
-    """At line ends."""
-    made: list[list[Span]] = [[]]
-    for text, style in spans:
-        first, *more = text.split("\n")
-        made[-1].append((first, style))
-        made += [[(part, style)] for part in more]
-    return [tuple(line) for line in made]
+def height(picture: Iterable[Block], room: int) -> int:
+    """The number of its lines."""
+    from rich.console import Console
 
-
-def _break(spans: Line, room: int) -> list[Line]:
-    text = "".join([text for text, _ in spans])
-    if width(text) <= room:
-        return [spans]
-    styles = [style for text, style in spans for _ in text]
-    lead = len(text) - len(text.lstrip(" ·"))
-    indent = " " * (lead if lead < room // 2 else 0)
-    made: list[Line] = []
-    at = 0
-    while at < len(text):
-        end = _end(text, at, room - (len(indent) if made else 0), lead)
-        line = _join(text[at:end].rstrip(), styles[at:end])
-        made.append(((indent, ""), *line) if made else line)
-        at = end
-        while at < len(text) and text[at] == " ":
-            at += 1
-    return made
-
-
-def _end(text: str, at: int, room: int, lead: int) -> int:
-    """Where the line that begins at `at` ends: behind a space, or within a long word."""
-    end, used = at, 0
-    while end < len(text) and used + width(text[end]) <= room:
-        used += width(text[end])
-        end += 1
-    if end == len(text) or text[end] == " ":
-        return end
-    space = text.rfind(" ", max(at, lead) + 1, end)
-    return space + 1 if space > 0 else max(end, at + 1)
-
-
-def _join(text: str, styles: Sequence[str]) -> Line:
-    made: list[Span] = []
-    begun = 0
-    for at in range(1, len(text) + 1):
-        if at == len(text) or styles[at] != styles[begun]:
-            made.append((text[begun:at], styles[begun]))
-            begun = at
-    return tuple(made)
-
-
-def cut(cell: Cell, room: int) -> Line:
-    """At most `room` wide; an ellipsis stands for what is left out."""
-    spans = ((cell, ""),) if isinstance(cell, str) else cell
-    if sum(width(text) for text, _ in spans) <= room:
-        return spans
-    made: list[Span] = []
-    left = room - 1
-    for text, style in spans:
-        fits = _fitting(text, left)
-        made.append((fits if fits == text else fits + "…", style))
-        left -= width(fits)
-        if fits != text:
-            break
-    return tuple(made) if room > 0 else ()
-
-
-def _fitting(text: str, room: int) -> str:
-    if text.isascii():
-        return text[: max(0, room)]
-    used = 0
-    for at, char in enumerate(text):
-        used += width(char)
-        if used > room:
-            return text[:at]
-    return text
-
-
-def width(text: str) -> int:
-    """How many columns of a terminal the text takes."""
-    if text.isascii():
-        return len(text)
-    from unicodedata import category, east_asian_width
-
-    return sum(
-        0 if category(c) in ("Mn", "Me", "Cf") else 2 if east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
-def paint(line: Line, color: bool) -> str:
-    """For the terminal: `color` adds escape sequences."""
-    if not color:
-        return "".join([text for text, _ in line]).rstrip()
-    last = len(line) - 1
-    while last >= 0 and not line[last][0].strip():
-        last -= 1
-    return "".join([_sgr(text, style) for text, style in line[: last + 1]]).rstrip()
-
-
-def _sgr(text: str, style: str) -> str:
-    if not style or not text:
-        return text
-    return f"\x1b[{';'.join([SGR[word] for word in style.split()])}m{text}\x1b[0m"
+    return len(Console(width=room, markup=False).render_lines(draw(picture), pad=False))

@@ -32,7 +32,8 @@ from rich.text import Text
 
 from carma_simulator.demo import sharing
 from carma_simulator.demo.jobs import demo_trace
-from cli import client, output, overview, render
+from cli import client, overview, render
+from cli.text import draw
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -151,9 +152,9 @@ def of_running_jobs(users: list[str]) -> None:
         submit(*job, users=users)
     time.sleep(60)  # GPUs settle again, and the head of the line still does not fit
     status = client.get("/v1/status")
-    picture("status", "carma top", output.as_rich(overview.status(status, WIDTH), WIDTH))
+    picture("status", "carma top", draw(overview.status(status, WIDTH)))
     why = client.get("/v1/jobs/5/why")
-    picture("why", "carma why 5", output.as_rich(render.why(why), 92), 92)
+    picture("why", "carma why 5", draw(render.why(why)), 92)
 
 
 def submit(name: str, options: str, does: str, who: int, users: list[str]) -> None:
@@ -305,7 +306,9 @@ def _runs(line: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _recorder(width: int) -> Console:
-    return Console(record=True, width=width, force_terminal=True, file=io.StringIO())
+    return Console(
+        record=True, width=width, force_terminal=True, file=io.StringIO(), markup=False, emoji=False
+    )
 
 
 if __name__ == "__main__":

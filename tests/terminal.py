@@ -15,28 +15,19 @@ import termios
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
-from cli.text import layout, paint
+from cli.text import draw
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from cli.text import Block
 
 ROOT = Path(__file__).parents[1]
 
 
-def plain(picture: Iterable[Block], width: int = 200) -> str:
-    return "\n".join(paint(line, color=False) for line in layout(picture, width))
-
-
-def plain_rich(renderable: RenderableType, width: int = 200) -> str:
-    """For what is drawn with rich: estimates, and the tables of simulations."""
+def plain(picture: Iterable[RenderableType], width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as captured:
-        console.print(renderable)
+        console.print(draw(picture))
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
@@ -84,20 +75,19 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     @property
-    def picture(self) -> list[str]:
-        """The lines that are shown, without styles."""
+    def text(self) -> str:
+        """What was written so far, without escape sequences."""
         while select.select([self._ours], [], [], 0)[0]:
             self.written += self._decoder.decode(os.read(self._ours, 65536))
-        frame = self.written.rpartition("\x1b[H")[2]
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).split("\r\n")
+        return re.sub(r"\x1b\[[0-9;?<>=]*[A-Za-z]", "", self.written)
 
     def shows(self, text: str) -> None:
-        until(lambda: any(text in line for line in self.picture), f"{text!r}")
+        until(lambda: text in self.text, f"{text!r}")
 
     def ends(self) -> int:
         """Its exit code. The terminal is as it was."""
         code = until(lambda: self.process.poll() is not None) and self.process.returncode
-        assert self.picture is not None
-        assert self.written.rstrip().endswith("\x1b[?1049l")
+        assert self.text is not None
+        assert "\x1b[?1049l" in self.written.rpartition("\x1b[?1049h")[2]
         assert termios.tcgetattr(self._theirs) == self.before
         return int(code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NotRequired
@@ -16,11 +16,9 @@ from carmad.api.wire import SCHEMA, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import Overlaps, Seen, Stay, first_started_at, label, overlaps
 from carmad.core.gpus.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
-from carmad.core.jobs.attempt import Cause, GpuId, JobId
-from carmad.core.jobs.findings import Profile
+from carmad.core.jobs.attempt import Cause, GpuId
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED, JobState
-from carmad.learning.models import Boosted
 
 JOULES_PER_KWH = 3.6e6
 LONGEST = 5  # waits, and idle jobs, that are listed
@@ -30,7 +28,7 @@ IDLE_HOURS = 1.0  # GPU-hours that a job must have held to be listed as idle
 MEASURED = 0.5  # of a job's GPU time, for its activity to count
 
 Why = Callable[[Seen], str]  # the main reason why a job waited
-Profiles = Callable[[Collection[JobId]], Mapping[JobId, Profile]]
+Gpus = Mapping[GpuId, Gpu]
 
 
 class SlowdownOut(TypedDict):
@@ -39,8 +37,8 @@ class SlowdownOut(TypedDict):
     ratio: float  # at least 1
     low: float  # the ratio is from here to `high`, as far as the source can tell
     high: float
-    source: str  # steps, runs, model, simulation
-    known_from: int  # neighbours measured, runs alone, or pairs predicted
+    source: str  # steps, runs, simulation
+    known_from: int  # neighbours measured, or runs alone
 
 
 class ReceiptOut(TypedDict):
@@ -154,25 +152,6 @@ class Period:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    gpus: Mapping[GpuId, Gpu]
-    model: Boosted | None = None  # of interference, trained here
-    profiles: Profiles = lambda ids: {}
-
-    def memory_mib(self, job: Seen) -> int | None:
-        here = self._first(job)
-        return here.memory_mib if here else None
-
-    def kind(self, job: Seen) -> str:
-        here = self._first(job)
-        return here.name if here else ""
-
-    def _first(self, job: Seen) -> Gpu | None:
-        gpus = (gpu for each in job.attempts for gpu in each.gpus[:1] if gpu in self.gpus)
-        return next((self.gpus[gpu] for gpu in gpus), None)
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """A job that held GPUs in the period."""
 
@@ -182,13 +161,13 @@ class Entry:
 
 
 def report_out(
-    jobs: Iterable[Seen], period: Period, server: Server, why: Why, user: Owner | None = None
+    jobs: Iterable[Seen], period: Period, gpus: Gpus, why: Why, user: Owner | None = None
 ) -> ReportOut:
     """Everything but the external processes. `jobs`: all that were there in the period, and
     possibly others. `user`: the reader; None: an administrator."""
     known = list(jobs)
     seen = overlaps(known, period.since, period.until, period.now)
-    entries = list(_entries(known, seen, server, period))
+    entries = list(_entries(known, seen, gpus, period))
     hours = (period.until - period.since) / HOUR_S
     mine = [job for job in known if user in (None, job.spec.owner)]
     own = [each for each in entries if user in (None, each.job.spec.owner)]
@@ -198,7 +177,7 @@ def report_out(
         "until": stamp(period.until),
         "hours": round(hours, 3),
         "jobs": len(entries),
-        "gpus": list(_gpus(seen, server, hours)),
+        "gpus": list(_gpus(seen, gpus, hours)),
         "users": _users(entries, user),
         "sharing": _sharing(entries, seen),
         "estimates": list(_estimates(known, period)),
@@ -209,10 +188,8 @@ def report_out(
     }
 
 
-def _entries(
-    jobs: Sequence[Seen], seen: Overlaps, server: Server, period: Period
-) -> Iterator[Entry]:
-    known = knowledge(jobs, seen, server, period.since)
+def _entries(jobs: Sequence[Seen], seen: Overlaps, gpus: Gpus, period: Period) -> Iterator[Entry]:
+    known = knowledge(jobs, seen, gpus, period.since)
     for job in jobs:
         stays = seen.stays.get(job.id, ())
         if any(each.held_s > 0 for each in stays):
@@ -222,35 +199,35 @@ def _entries(
 def knowledge(
     jobs: Iterable[Seen],
     seen: Overlaps,
-    server: Server,
+    gpus: Gpus,
     since: float,
     runs: Iterable[Seen] = (),
 ) -> Basis:
     """`since`: from when on all jobs are known. `runs`: further ones, which never shared."""
     listed = {job.id: job for job in jobs}
-    shared = [id for id, stays in seen.stays.items() if any(each.shared_s for each in stays)]
     alone: dict[tuple[str, str], list[float]] = defaultdict(list)
     for job in listed.values():
         stays, began_at = seen.stays.get(job.id, ()), first_started_at(job)
         whole = began_at is not None and began_at >= since
         if job.state is JobState.SUCCEEDED and whole and not any(s.shared_s for s in stays):
-            alone[job.group, server.kind(job)].append(work_s(stays))
+            alone[job.group, _kind(job, gpus)].append(work_s(stays))
     for job in runs:
         stays = overlaps([job], since, since, since).stays.get(job.id, ())
         if stays and job.id not in listed:
-            alone[job.group, server.kind(job)].append(work_s(stays))
+            alone[job.group, _kind(job, gpus)].append(work_s(stays))
     return Basis(
-        listed,
-        since,
-        lambda job: alone.get((job.group, server.kind(job)), ()) if job.group else (),
-        server.memory_mib,
-        server.model,
-        server.profiles(shared) if server.model else {},
+        since, lambda job: alone.get((job.group, _kind(job, gpus)), ()) if job.group else ()
     )
 
 
-def _gpus(seen: Overlaps, server: Server, hours: float) -> Iterator[GpuReportOut]:
-    known = {gpu: (its.index, its.name) for gpu, its in server.gpus.items()}
+def _kind(job: Seen, gpus: Gpus) -> str:
+    """The name of its GPUs."""
+    its = (gpus[gpu] for each in job.attempts for gpu in each.gpus[:1] if gpu in gpus)
+    return next((gpu.name for gpu in its), "")
+
+
+def _gpus(seen: Overlaps, gpus: Gpus, hours: float) -> Iterator[GpuReportOut]:
+    known = {gpu: (its.index, its.name) for gpu, its in gpus.items()}
     for id in [*sorted(known, key=lambda gpu: known[gpu]), *sorted(seen.gpus.keys() - known)]:
         index, name = known.get(id, (None, ""))
         time = seen.gpus.get(id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from carmad.api.reasons import short
@@ -11,22 +11,18 @@ from carmad.api.report import (
     Period,
     ReceiptOut,
     ReportOut,
-    Server,
     knowledge,
     receipt_out,
     report_out,
 )
 from carmad.api.wire import stamp
 from carmad.core.gpus.sharing import Seen, first_started_at, overlaps
-from carmad.core.gpus.slowdown import MODEL, receipt
-from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.findings import Profile
+from carmad.core.gpus.slowdown import receipt
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.placing.decision import Decision, Reason
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
-from carmad.learning.models import Boosted
 from carmad.store.reading import Reader
 from carmad.store.values import ExternalTotals
 
@@ -54,7 +50,7 @@ def report(
     began = store.known_from()
     first = since if began is None else min(max(since, began), until)  # before, nobody counted
     period = Period(first, until, scene.now)
-    out = report_out(_there(store, scene, since, until), period, _server(store, scene), why, user)
+    out = report_out(_there(store, scene, since, until), period, scene.gpus, why, user)
     if first == until:  # it is all before that
         out["since"] = stamp(since)
     totals, _ = store.externals(since, until=until)
@@ -74,7 +70,7 @@ def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     alike = store.alike(job.spec.owner, job.group) if shares else []
     alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
     seen = overlaps(jobs, since, until, scene.now)
-    known = knowledge(jobs, seen, _server(store, scene), since, alone)
+    known = knowledge(jobs, seen, scene.gpus, since, alone)
     return receipt_out(receipt(own, seen.stays.get(job.id, ()), known))
 
 
@@ -110,16 +106,6 @@ def _there(store: Reader, scene: Scene, since: float, until: float) -> Iterator[
         held = any(each.gpus for each in job.attempts)
         if held and job.id not in scene.live:  # it is in both if it has ended since
             yield job
-
-
-def _server(store: Reader, scene: Scene) -> Server:
-    model = scene.view.models.get(MODEL)
-
-    def profiles(ids: Collection[JobId]) -> dict[JobId, Profile]:
-        live = {id: job.profile for id, job in scene.live.rows.items() if job.profile}
-        return live | store.profiles([id for id in ids if id not in scene.live])
-
-    return Server(scene.gpus, model if isinstance(model, Boosted) else None, profiles)
 
 
 def _external(totals: Iterable[ExternalTotals], user: str | None) -> Iterator[ExternalReportOut]:

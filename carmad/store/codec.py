@@ -17,7 +17,6 @@ from carmad.core.gpus.gpu import Drain
 from carmad.core.gpus.sharing import JobSummary
 from carmad.core.happenings import happenings, notices, words
 from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.findings import Profile
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import params
 from carmad.core.jobs.spec import JobSpec
@@ -60,11 +59,6 @@ def encode(value: Account | Decision | Limit | Model | Reservation) -> str:
 def decode_summary(text: str) -> JobSummary:
     """Of a job's JSON only what reports need, in half the time."""
     found: JobSummary = _adapter(JobSummary).validate_json(text)
-    return found
-
-
-def decode_profile(text: str) -> Profile:
-    found: Profile = _adapter(Profile).validate_json(text)
     return found
 
 

@@ -27,7 +27,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED, JobState
 from carmad.store.damage import is_text
-from carmad.store.tables import GIVEN_IDS, JOBS, TRANSITIONS
+from carmad.store.tables import JOBS, TRANSITIONS
 from carmad.store.values import Named, Spread, Statistics, Totals
 
 # -- how people know jobs, without reading the jobs themselves
@@ -167,20 +167,6 @@ _ALIKE = (
     .order_by(JOBS.c.id.desc())
     .limit(ALIKE)
 )
-
-
-_PROFILES = select(
-    JOBS.c.id, case((_VALID, func.json_extract(JOBS.c.body, "$.profile"))).label("profile")
-).where(JOBS.c.id.in_(GIVEN_IDS))
-
-
-def read_profiles(reading: Reading, ids: Collection[int]) -> Iterator[Rows]:
-    """The profiles of these jobs, as JSON; null: they have none."""
-    left = list(ids)
-    while left:
-        page, left = left[:PAGE], left[PAGE:]
-        with reading() as connection:
-            yield connection.execute(_PROFILES, {"ids": json.dumps(page)}).all()
 
 
 def read_summaries(reading: Reading, since: float, until: float) -> Iterator[Rows]:

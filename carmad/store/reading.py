@@ -17,7 +17,6 @@ from sqlalchemy.sql.selectable import TextualSelect
 from carmad.core.gpus.gpu import Drain
 from carmad.core.gpus.sharing import JobSummary
 from carmad.core.jobs.attempt import MAX_ID, GpuId, JobId
-from carmad.core.jobs.findings import Profile
 from carmad.core.jobs.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import ENDED_REMEMBERED
@@ -333,17 +332,6 @@ class Reader:
     def alike(self, owner: Owner, group: str) -> list[JobSummary]:
         """The latest runs of a user's job that succeeded."""
         return list(self._read_ran(queries.read_alike(self._reading, owner, group)))
-
-    def profiles(self, ids: Collection[JobId]) -> dict[JobId, Profile]:
-        """Of those of these jobs that have one; equal ones are the same object."""
-        found: dict[JobId, Profile] = {}
-        known: dict[str, Profile] = {}
-        for rows in queries.read_profiles(self._reading, ids):
-            for id, profile in ((row.id, row.profile) for row in rows if row.profile):
-                if profile not in known:
-                    known[profile] = codec.decode_profile(profile)
-                found[id] = known[profile]
-        return found
 
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
         """The decisions on a job, newest first."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from carmad.api.guesses import EstimateOut, EstimatesOut
     from carmad.explanation import ExplanationOut
+    from cli.text import Block
     from cli.vary import Fit
 
 TERMINAL = Path("-")
@@ -120,11 +121,13 @@ def _refuse_unusable(options: Namespace) -> None:
     output.check_writable(file)
 
 
-def _tell(options: Namespace, answer: Mapping[str, object], renderable: Callable[[], Any]) -> None:
+def _tell(
+    options: Namespace, answer: Mapping[str, object], picture: Callable[[], list[Block]]
+) -> None:
     if options.json:
         output.print_json(answer)
     else:
-        output.show_rich(renderable())
+        output.show(picture())
 
 
 def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
@@ -136,14 +139,14 @@ def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
         output.note("no estimator breaks its estimate down")
         return options.plot is None
     if options.explain and not options.json:
-        output.show_rich(view.explanation(one, found))
+        output.show(view.explanation(one, found))
     if options.plot is None:
         return True
     if found is None:
         output.note("only a trace can be drawn, and there is none")
         return False
     if options.plot == TERMINAL:
-        output.show_rich(view.Drawn(found["moments"], one))
+        output.show([view.Drawn(found["moments"], one)])
     else:
         _write(options.plot, one, found, argv)
     return True

@@ -27,7 +27,6 @@ ABOUT = {
     "sim": "reports as pages, drawings, Parquet files",
     "policies": "the policy cuckoo, and training of models",
     "mcp": "tools for agents: carma mcp",
-    "otel": "spans of attempts: carma watch --spans",
     "estimators": "estimates of timm's models, and gpumemnet; with PyTorch",
 }
 PACKAGE = "/usr/lib/carma-gpu"  # the Debian package's environment, which has no pip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 from cli import client, output, overview
@@ -23,8 +24,8 @@ def status(options: Namespace) -> int:
         output.print_json(answer)
         return 0
     tty = sys.stdout.isatty()
-    height = output.size()[1] - 1 if tty else None  # and the shell's next prompt
-    output.show(overview.status(answer, output.room(), height, bars=tty, plain=output.is_ascii()))
+    lines = shutil.get_terminal_size().lines - 1 if tty else None  # and the shell's next prompt
+    output.show(overview.status(answer, output.room(), lines, bars=tty, plain=output.is_ascii()))
     return 0
 
 
@@ -41,12 +42,15 @@ def top_options(parser: Parser) -> None:
 
 
 def top(options: Namespace) -> int:
-    if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    why = output.why_no_screen()
+    if options.once or why:
+        if not options.once:
+            output.note(f"printed once: {why}")
         options.json = False
         return status(options)
-    from cli import screen as live
+    from cli import top as screen
 
-    return live.run(options.watch)
+    return screen.run(screen.status, options.watch)
 
 
 gpus_options = add_json

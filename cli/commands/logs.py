@@ -10,7 +10,6 @@ import sys
 import time
 
 from carma_client.logs import ASK_S, LOOK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
-from carmad.errors import CarmaError
 from carmad.readable import clean
 from carmad.states import ENDED
 from cli import client, output, parse
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from cli.parser import Parser
-    from cli.spans import Spans
 
 
 def logs_options(parser: Parser) -> None:
@@ -158,48 +156,27 @@ def watch_options(parser: Parser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print each event as a line of JSON, for programs"
     )
-    parser.add_argument(
-        "--spans",
-        action="store_true",
-        help="send each attempt that ends as an OpenTelemetry span, to the collector that"
-        " OTEL_EXPORTER_OTLP_ENDPOINT names",
-    )
 
 
 def watch(options: Namespace) -> int:
-    query = {
-        "select": selection(options.jobs) if options.jobs else None,
-        "user": user_of(options.user, options.me),
-        "since": check(parse.since, options.since),
-    }
-    spans = _spans() if options.spans else None
+    follow(
+        options.json,
+        select=selection(options.jobs) if options.jobs else None,
+        user=user_of(options.user, options.me),
+        since=check(parse.since, options.since),
+    )
+    return 0
+
+
+def follow(as_json: bool, **query: object) -> None:
+    """Print what happens: to the `select`ed jobs, until they have ended, or to all."""
     for event in events(output.note, **query):
-        if spans:
-            try:
-                spans.send(event)
-            except CarmaError as error:  # the next one may be taken
-                output.note(str(error))
-        if options.json:
+        if as_json:
             print(json.dumps(event), flush=True)
         elif event["event"] == "missed":
             output.note(event["text"])
         elif event["event"] != "watching":
             print(line(event), flush=True)
-    return 0
-
-
-def _spans() -> Spans:
-    try:
-        from cli.spans import Spans
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        from carmad.installed import how_to_add
-
-        raise Problem(
-            "OpenTelemetry is not installed", f"install it: {how_to_add('otel')}"
-        ) from None
-    return Spans()
 
 
 def line(event: dict[str, Any]) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
-from carmad.errors import CarmaError
 from carmad.states import NEW
 from cli import client, output
 from cli.options import add_job, add_json, add_states, add_user, interval, states_of, user_of
 from cli.overview import COLUMNS, QUEUE_LONG, job_table, sort
 from cli.problems import Usage
-from cli.text import Table, in_style, layout
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -90,21 +86,11 @@ def _print_json(options: Namespace) -> None:
 
 
 def _watch(options: Namespace, shown: Sequence[str]) -> int:
-    from cli.screen import Screen
+    if why := "it prints no --json" if options.json else output.why_no_screen():
+        raise Usage(f"--watch needs a terminal: {why}", "programs: carma wait, or poll")
+    from cli import top
 
-    if options.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
-    picture = job_table(_jobs(options)["jobs"], shown, options.noheader)
-    with Screen() as screen:
-        while True:
-            screen.draw(layout(picture, output.room()))
-            if screen.key(options.watch) == "q":
-                return 0
-            try:
-                picture = job_table(_jobs(options)["jobs"], shown, options.noheader)
-            except CarmaError as error:  # carmad is being restarted: what it said last stays
-                alarm = in_style(error.message, "bold red")
-                picture = [alarm, *(block for block in picture if isinstance(block, Table))]
+    return top.run(lambda: _jobs(options), options.watch, shown)
 
 
 def _jobs(options: Namespace) -> Any:

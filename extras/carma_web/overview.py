@@ -17,7 +17,7 @@ from carma_web.page import Page
 from carmad.readable import clean
 from cli import client, overview
 from cli.overview import params, split_ended, vram, where
-from cli.text import NOTHING, memory
+from cli.text import NOTHING, memory, parts
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut, GpusOut
@@ -198,7 +198,7 @@ class Overview(Page):
     @property
     def headline(self) -> Sequence[tuple[str, str]]:
         """Facts about the server, each with its style."""
-        return overview.headline(self.status)
+        return parts(overview.headline(self.status))
 
     def card(self, gpu: GpuOut) -> Card:
         return Card(gpu, self.request.app.state.hues, SHOWN)

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, unquote
 
+from rich.text import Text
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -22,14 +23,15 @@ from carmad.html import environment
 from carmad.states import CODES, FAILURES
 from cli import client
 from cli.overview import kernelless
-from cli.text import Table, clock, command, fraction, local_time, memory, span
+from cli.text import Table, clock, command, fraction, local_time, memory, parts, span
 
 if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
-    from cli.text import Block, Cell, Span
+    from cli.text import Block
 
+Span = tuple[str, str]  # a text, and its style
 OF_ALL = ("head", "main")  # blocks of all pages, which are no parts
 STATE_LOOK = {"R": "good", "CF": "good", "CD": "good", "RQ": "warn", "H": "warn", "CA": "warn"}
 STATE_LOOK |= dict.fromkeys((CODES[state] for state in FAILURES), "bad")
@@ -199,9 +201,9 @@ def pieces(picture: Iterable[Block]) -> list[Piece]:
     found: list[Piece] = []
     for block in picture:
         if isinstance(block, Table):
-            rows = [[_spans(cell) for cell in row] for row in block.rows]
+            rows: list[list[Sequence[Span]]] = [[*map(parts, row)] for row in block.rows]
             found.append(Piece("table", rows=rows))
-        elif spans := [span for span in _spans(block) if span[0]]:
+        elif isinstance(block, (str, Text)) and (spans := parts(block)):
             kind = _kind(spans)
             if not (kind == "list" and found and found[-1].kind == "list"):
                 found.append(Piece(kind))
@@ -214,10 +216,6 @@ def _kind(spans: Sequence[Span]) -> str:
     if spans[0][0].startswith(BULLET):
         return "list"
     return "heading" if [style for _, style in spans] == ["bold"] else "text"
-
-
-def _spans(cell: Cell) -> Sequence[Span]:
-    return ((cell, ""),) if isinstance(cell, str) else cell
 
 
 @dataclass(frozen=True, slots=True)

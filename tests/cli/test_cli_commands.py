@@ -924,7 +924,7 @@ DAILY = [
     if (first := words.split()[0]) not in HEAVY_VERBS and NAMED[first].reads == ARGPARSE
 ]
 DAILY += ["completion ids", "queue --json"]
-HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}
+HEAVY = {"typer", "textual", "pydantic", "asyncio", "http.client"}
 
 
 @pytest.mark.parametrize("words", DAILY)
@@ -949,25 +949,11 @@ def test_what_people_type_all_day_imports_nothing_heavy(
     assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
 
 
-@pytest.mark.parametrize("words", ["queue", "queue -r -u alice", "status"])
-def test_looking_at_the_line_imports_no_more_than_it_takes(fake: FakeDaemon, words: str) -> None:
-    """`re` alone, which argparse and json need, takes as long as half of `python -c pass`."""
-    code = (
-        "import sys; before = set(sys.modules); from cli.main import run;"
-        f"code = run({words.split()});"
-        "print('', *sorted(set(sys.modules) - before)); sys.exit(code)"
-    )
-    argv = [sys.executable, "-S", "-c", code]  # packages in the environment may import anything
-    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = found.stdout.splitlines()[-1].split()
-    assert not {"re", "argparse", "json", "socket", "enum", "collections", "urllib"} & {*loaded}
-
-
 @pytest.mark.parametrize("words", [["--version"], ["qeue"], ["-h"], ["help"], []])
 def test_help_the_version_and_a_misspelt_verb_import_no_verb(words: list[str]) -> None:
     loaded = modules_after(words)
     assert "cli.help" in loaded
-    assert not HEAVY & loaded - {"typing"}  # importlib.metadata has it
+    assert not HEAVY & loaded
     assert not [name for name in loaded if name.startswith(("cli.commands", "carma_slurm.login"))]
 
 
@@ -1048,12 +1034,6 @@ def test_what_cannot_be_drawn_is_a_usage_error(
 def test_nothing_is_cut_off_in_a_pipe(fake: FakeDaemon) -> None:
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="n" * 300)]}
     assert "n" * 300 in carma("queue", COLUMNS="40").stdout
-
-
-def test_top_ends_with_q(fake: FakeDaemon) -> None:
-    out = on_a_terminal("top", "-w", "30", keys=b"q")
-    assert "policy magm" in out and "█" in out
-    assert [path for _, path, *_ in fake.asked].count("/v1/status") == 1
 
 
 def test_top_in_a_pipe_is_one_picture(fake: FakeDaemon) -> None:

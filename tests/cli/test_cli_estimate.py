@@ -27,7 +27,7 @@ from cli.main import run
 from cli.problems import Usage
 from tests.alone import runtime_dir
 from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon
-from tests.terminal import plain_rich
+from tests.terminal import plain
 
 PARTS = {"parameters": 100, "gradients": 100, "activations": 400, "context": 400}
 EXPLAINED = {
@@ -301,7 +301,7 @@ def test_a_terminal_shows_what_was_learnt_so_far(monkeypatch: pytest.MonkeyPatch
     with command._progress("batch-size", 2048) as tell:
         tell(64, {})
         tell(96, {64: 1024, 128: 3072})
-    shown = " ".join(plain_rich(Text.from_ansi(screen.getvalue())).split())
+    shown = " ".join(plain([Text.from_ansi(screen.getvalue())]).split())
     assert "batch-size 96 is traced, 64 fits (1.0G), 128 does not (3.0G)" in shown
 
 
@@ -447,9 +447,8 @@ def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[
 @given(st.lists(st.integers(0, 90_000), min_size=1, max_size=7).filter(any))
 def test_the_bar_is_as_long_as_all_its_parts(sizes: list[int]) -> None:
     parts = dict(zip(view.LOOKS, sizes, strict=False))
-    lines = plain_rich(
-        view.explanation(an_estimate("trace", sum(sizes), parts=parts), None)
-    ).splitlines()
+    one = an_estimate("trace", sum(sizes), parts=parts)
+    lines = plain(view.explanation(one, None)).splitlines()
     assert len(lines[1]) == view.BAR_WIDTH
     for name, size in parts.items():
         cells = lines[1].count(view.LOOKS[name][0])

@@ -66,6 +66,12 @@ def test_queue_has_the_columns_people_know() -> None:
     assert waiting.split(None, 8)[-1] == "(GpuMemory: GPU1 30.0G free, need 82.0G)"
 
 
+def test_queue_is_the_same_without_rich() -> None:
+    jobs: Any = [fake.job(), fake.waiting()]
+    assert list(overview.queue_lines(jobs)) == plain(overview.job_table(jobs)).splitlines()
+    assert list(overview.queue_lines(jobs, ("jobid", "st"), noheader=True)) == ["42  R", "43  PD"]
+
+
 def test_a_stranger_s_job_is_shown_as_far_as_it_is_known() -> None:
     theirs = fake.private(fake.job(user="bob"))
     every = tuple(overview.COLUMNS)

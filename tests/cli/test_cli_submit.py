@@ -718,7 +718,7 @@ def test_at_a_terminal_the_log_and_what_to_type_next_are_told(
         submit = [*CARMA, "submit", "--gpus", "0", "--chdir", str(daemon.work), *words]
         with Terminal([*submit, "true"], columns=300) as terminal:
             assert terminal.process.wait(PATIENCE_S) == 0
-            assert terminal.picture is not None  # it reads
+            assert terminal.text is not None  # it reads
             shown = terminal.written
         assert told.format(folder=daemon.work) in shown
         assert ("its log" in shown) == ("its" in told)

@@ -174,7 +174,7 @@ def test_what_is_known_later_is_said_on_the_terminal_that_is_still_there(
         assert "your script stops" not in terminal.written
         until(lambda: not left_behind(terminal.process.pid), "the end of what was left behind")
         said = f"carma: job 42: your script stops {CRASH}"
-        assert (said in " ".join(terminal.picture)) is (stops == CRASH)
+        assert (said in " ".join(terminal.text.split())) is (stops == CRASH)
 
 
 @pytest.mark.parametrize("option", ["--anyway", "--quiet", "--json", "--parsable"])

@@ -1,10 +1,14 @@
-"""Tables and text for the terminal: what gives way when the room is short, and how wide text is."""
+"""Tables and text for the terminal: what gives way when the room is short, and colour."""
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from cli.text import Column, Table, columns, cut, in_style, layout, paint, width, wrap
+import pytest
+from rich.cells import cell_len
+
+from cli import output
+from cli.text import Column, Table, columns, in_style
 from tests.terminal import plain
 
 REASON = "(GpuMemory: GPU0 20.0G free, need 141.0G, ReservedForMaintenance)"
@@ -20,6 +24,7 @@ def made(headers: str, *rows: tuple[str, ...]) -> Table:
 def test_columns_are_as_wide_as_what_they_hold() -> None:
     table = made("NAME N>", ("a", "100"), ("longer", "7"))
     assert plain([table]) == "NAME      N\na       100\nlonger    7"
+    assert "\n".join(table.plain()) == plain([table]), "without rich"
 
 
 def test_text_is_cut_and_numbers_are_not() -> None:
@@ -33,7 +38,7 @@ def test_columns_that_matter_least_go_first() -> None:
     assert plain([table], 28).splitlines()[0].split() == ["A", "B", "TEXT"]
     assert plain([table], 20).splitlines()[0].split() == ["A", "TEXT"]
     every = Table(columns("A> B>? TEXT*"), drops=False)
-    assert plain([every], 5).splitlines()[0].split() == ["A", "B", "TEXT"]
+    assert list(every.fit(5)) == [0, 1, 2]
 
 
 def test_text_wraps_at_words_in_its_column() -> None:
@@ -68,27 +73,36 @@ def test_some_columns_are_dropped_only_when_no_other_is_left() -> None:
 def test_a_paragraph_keeps_its_indent_and_long_words_are_broken() -> None:
     assert plain(["  · one two three"], 11) == "  · one two\n    three"
     assert plain(["a" * 25], 10).splitlines() == ["a" * 10, "a" * 10, "a" * 5]
-    spans = ("bold ", "bold"), ("plain words", "")
-    assert wrap(spans, 10) == [(("bold ", "bold"), ("plain", "")), (("", ""), ("words", ""))]
-
-
-@pytest.mark.parametrize(
-    ("text", "columns"), [("abc", 3), ("日本", 4), ("é", 1), ("e\u0301", 1), ("▓", 1), ("🙂", 2)]
-)
-def test_width(text: str, columns: int) -> None:
-    assert width(text) == columns
 
 
 def test_wide_characters_are_never_halved() -> None:
     table = made("NAME~ N>", ("日本語" * 10, "1"))
     for room in range(9, 20):
-        lines = layout([table], room)
-        assert max(sum(width(text) for text, _ in line) for line in lines) <= room
-        assert paint(lines[1], color=False).endswith("1")
-    assert cut("日本語", 4) == (("日…", ""),)
+        line = plain([table], room).splitlines()[1]
+        assert cell_len(line) <= room and line.endswith("1")
 
 
-def test_colour_only_if_wanted() -> None:
-    line = (*in_style("on", "bold red"), ("  ", ""))
-    assert paint(line, color=True) == "\x1b[1;31mon\x1b[0m"
-    assert paint(line, color=False) == "on"
+def shown(monkeypatch: pytest.MonkeyPatch, table: Table, color: str) -> str:
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stdout", written)
+    monkeypatch.setattr("cli.output._chosen", color)
+    output.show([table])
+    return written.getvalue()
+
+
+def test_a_pipe_gets_whole_lines_without_blanks_and_colour_only_if_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = made("NAME WHY*", ("x" * 300, "[bold]:smile: " * 100))
+    table.add(in_style("on", "bold red"), "-")
+    text = shown(monkeypatch, table, "never")
+    assert text.splitlines()[1] == f"{'x' * 300}  {('[bold]:smile: ' * 100).rstrip()}"
+    assert "\x1b" not in text and not any(line.endswith(" ") for line in text.splitlines())
+    assert "\x1b[1;31mon\x1b[0m" in shown(monkeypatch, table, "always")
+
+
+def test_long_lists_are_printed_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = made("NAME N>", *(("job", str(n)) for n in range(output.MOST_DRAWN + 1)))
+    monkeypatch.setattr(Table, "__rich_console__", None)
+    lines = shown(monkeypatch, table, "always").splitlines()
+    assert lines[0] == "NAME    N" and lines[-1] == "job   300"

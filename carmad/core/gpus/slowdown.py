@@ -1,4 +1,4 @@
-"""How much jobs slow each other on shared GPUs: measured, estimated, and what sharing gave for it.
+"""How much jobs slow each other on shared GPUs: measured, and what sharing gave for it.
 
 The interference ratio xi of a pair (Castor paper, 3.1) is measured from step times that jobs
 report. A job's receipt says what sharing cost it and what it saved; docs/concepts/sharing.md
@@ -7,8 +7,8 @@ explains the formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -19,17 +19,14 @@ from carmad.core.jobs.findings import Company, Loaded, Profile
 from carmad.core.jobs.history import ENOUGH_RUNS
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
-from carmad.learning.models import Boosted
 
 KEPT = 4  # ratios of one job, the latest: each adds a KiB to its row, which is written often
 SAME = 0.01  # a relative change of a ratio that is not worth saving
-MODEL = "interference"  # the name of the trained model
-ERROR = "MAE"  # that it was trained with
 COVERED = 0.5  # of the shared time that must be known, to speak for all of it
 STEADY = 1.25  # the longest run alone over the shortest: beyond it, they tell little
 HOUR_S = 3600.0
 
-Source = Literal["steps", "runs", "model", "simulation"]
+Source = Literal["steps", "runs", "simulation"]
 
 
 def load(profile: Profile | None, memory_mib: int) -> Loaded | None:
@@ -101,27 +98,23 @@ class Slowdown:
     low: float
     high: float
     source: Source
-    known_from: int  # neighbours measured, runs alone, or pairs predicted
+    known_from: int  # neighbours measured, or runs alone
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
     """What slow-downs are found from, besides the job itself."""
 
-    jobs: Mapping[JobId, Seen]  # its neighbours
     since: float  # from when on all neighbours are known
     # How long runs of the same job took that never shared.
     runs_s: Callable[[Seen], Sequence[float]]
-    memory_mib: Callable[[Seen], int | None]  # of a job's GPUs
-    model: Boosted | None = None  # trained here, on what jobs reported
-    profiles: Mapping[JobId, Profile] = field(default_factory=dict)  # for the model
 
 
 def slowdown(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
     """How much sharing slowed a job that shared; None: unknown."""
     if isinstance(job, JobSummary) and job.alone_s is not None:
         return _against(stays, [job.alone_s], "simulation")
-    return _by_steps(job, stays) or _by_runs(job, stays, basis) or _by_model(job, stays, basis)
+    return _by_steps(job, stays) or _by_runs(job, stays, basis)
 
 
 def work_s(stays: Sequence[Stay]) -> float:
@@ -160,35 +153,7 @@ def _against(stays: Sequence[Stay], runs: Sequence[float], source: Source) -> Sl
 
 def _by_steps(job: Seen, stays: Sequence[Stay]) -> Slowdown | None:
     ratios = {JobId(each.neighbour): max(1.0, each.ratio) for each in job.company}
-    return _over(stays, ratios, "steps", error=0.0)
-
-
-def _by_model(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
-    model = basis.model
-    if model is None:
-        return None
-    own = _load(job, basis)
-    error = next((value for name, value in model.errors if name == ERROR), None)
-    if own is None or error is None:
-        return None
-    mps = any(each.attempt.mode is Mode.MPS for each in stays)
-    ratios = {}
-    for id in {id for each in stays for id in each.beside or ()}:
-        neighbour = basis.jobs.get(id)
-        if neighbour and (other := _load(neighbour, basis)):
-            ratios[id] = max(1.0, model.predict(beside(own, other, mps)))
-    return _over(stays, ratios, "model", error)
-
-
-def _load(job: Seen, basis: Basis) -> Loaded | None:
-    memory_mib, profile = basis.memory_mib(job), basis.profiles.get(job.id)
-    return load(profile, memory_mib) if memory_mib else None
-
-
-def _over(
-    stays: Sequence[Stay], ratios: Mapping[JobId, float], source: Source, error: float
-) -> Slowdown | None:
-    """Over the time beside each neighbour: the work done there is that time over its ratio."""
+    # The work done beside a neighbour is the time there over its ratio.
     beside_s: dict[JobId, float] = {}
     for each in stays:
         for id, seconds in (each.beside or {}).items():
@@ -199,8 +164,7 @@ def _over(
         return None
     ratio = covered_s / sum(seconds / ratios[id] for id, seconds in beside_s.items())
     found = [ratios[id] for id in beside_s]
-    low, high = max(1.0, min(found) - error), max(found) + error
-    return Slowdown(ratio, low, high, source, len(found))
+    return Slowdown(ratio, min(found), max(found), "steps", len(found))
 
 
 @dataclass(frozen=True, slots=True)

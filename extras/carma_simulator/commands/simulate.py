@@ -400,7 +400,7 @@ def _report(
     if json:
         export.write_json(found, sys.stdout)
     elif STDOUT not in (html, csv, csv_jobs, report):
-        output.show_rich(table.comparison(found))
+        output.show([table.comparison(found)])
     rated = [(run.figures.jct.mean, run.name) for run in found if run.figures.jct]
     if tuned and rated:
         output.note(f"the lowest mean JCT: {min(rated)[1]}")

@@ -18,7 +18,7 @@ from typing import Any, TextIO, TypeVar
 from carma_simulator.experiment import Attempt, JobOutcome, Outcome, Rejected
 from carma_simulator.metrics import crashes, has_finished, in_time, preemptions, times
 from carma_simulator.report.measures import MEASURES, SIMULATOR, Run, measure_notes, measure_rows
-from carmad.api.report import Period, ReportOut, Server, report_out
+from carmad.api.report import Period, ReportOut, report_out
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import (
     AttemptSummary,
@@ -241,7 +241,7 @@ def report_of(outcome: Outcome) -> ReportOut:
     jobs = [_summary(job, outcome.estimator) for job in outcome.jobs]
     end_s = math.nextafter(outcome.makespan_s, math.inf)  # so that the last job ends before it
     period = Period(0.0, end_s, end_s)
-    out = report_out(jobs, period, Server(gpus), lambda job: "")
+    out = report_out(jobs, period, gpus, lambda job: "")
     whole = f"{outcome.trace} under {outcome.policy}, simulated: {duration(outcome.makespan_s)}"
     return {**out, "since": None, "until": None, "title": whole}
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from carma_testing import a_gpu, a_job, a_spec
-from carmad.api.report import Period, ReportOut, Server, report_out
+from carmad.api.report import Period, ReportOut, report_out
 from carmad.api.reporting import longest_wait_reason
 from carmad.core.gpus.sharing import JobSummary, SpecSummary
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
@@ -41,7 +41,7 @@ HOSTILE = "<img src=x onerror=alert(1)>|`*[x](javascript:1)\x1b[31m\u202e" + "A"
 
 
 def report(*jobs: JobSummary, period: Period = WEEK, user: Owner | None = None) -> ReportOut:
-    return report_out(jobs, period, Server(GPUS), lambda one: f"why {one.id}", user)
+    return report_out(jobs, period, GPUS, lambda one: f"why {one.id}", user)
 
 
 def waiting(id: int, since_h: float, **its: Any) -> JobSummary:

@@ -22,11 +22,10 @@ from carmad.core.gpus.sharing import (
     label,
     overlaps,
 )
-from carmad.core.gpus.slowdown import Basis, Receipt, Slowdown, receipt, slowdown
+from carmad.core.gpus.slowdown import Basis, Receipt, receipt, slowdown
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
 from carmad.core.jobs.findings import Company, Estimate, Indicator, Loaded, Profile, Usage
 from carmad.core.jobs.states import JobState
-from carmad.learning.models import LEAF, Boosted, Stage
 from carmad.store import codec
 
 HOUR = 3600.0
@@ -57,21 +56,13 @@ def seen(
     return overlaps(jobs, since_h * HOUR, until_h * HOUR, now_h * HOUR)
 
 
-def known(
-    *jobs: JobSummary,
-    runs_h: Sequence[float] = (),
-    model: Boosted | None = None,
-    profiled: Sequence[JobSummary] = (),
-) -> Basis:
+def known(runs_h: Sequence[float] = ()) -> Basis:
     runs = [hours * HOUR for hours in runs_h]
-    profile = Profile(200.0, 9_000, (Indicator("sm_active", 0.5, 0.01),))
-    profiles = {one.id: profile for one in profiled}
-    every = {one.id: one for one in jobs}
-    return Basis(every, 0.0, lambda _: runs, lambda _: 40_000, model, profiles)
+    return Basis(0.0, lambda _: runs)
 
 
-def of(one: JobSummary, *jobs: JobSummary, **its: object) -> Receipt:
-    return receipt(one, seen(*jobs).stays[one.id], known(*jobs, **its))  # type: ignore[arg-type]
+def of(one: JobSummary, *jobs: JobSummary, runs_h: Sequence[float] = ()) -> Receipt:
+    return receipt(one, seen(*jobs).stays[one.id], known(runs_h))
 
 
 def beside(neighbour: int, ratio: float) -> Company:
@@ -254,7 +245,7 @@ def test_runs_that_tell_nothing(changes: dict[str, object], runs_h: Sequence[flo
 
 def test_the_neighbours_of_a_job_that_began_before_are_not_all_known() -> None:
     one, other = job(1, stay(0, 3)), job(2, stay(1, 3))
-    what = replace(known(one, other, runs_h=(2.6, 2.6, 2.6)), since=HOUR)
+    what = replace(known((2.6, 2.6, 2.6)), since=HOUR)
     assert slowdown(one, seen(one, other).stays[one.id], what) is None
 
 
@@ -264,37 +255,6 @@ def test_preempted_attempts_are_part_of_its_work_and_retried_ones_are_not() -> N
     one, other = job(1, first, lost, stay(2, 4)), job(2, stay(2, 4))
     how = of(one, one, other, runs_h=(2.6, 2.6, 2.6)).slowdown
     assert how and how.ratio == pytest.approx(2 / 1.6)
-
-
-def constant(ratio: float, **its: object) -> Boosted:
-    leaf = Stage((LEAF,), (0.0,), (LEAF,), (LEAF,), (LEAF,), (0.0,), (0.0,))
-    made = Boosted("ratio", "here", ("mode.mps",), ratio, (leaf,), 100, 1.0, (("MAE", 0.125),))
-    return replace(made, **its)  # type: ignore[arg-type]
-
-
-def test_the_model_speaks_for_pairs_with_profiles_and_says_its_error() -> None:
-    one, other = job(1, stay(0, 2)), job(2, stay(0, 2))
-
-    def predicted(model: Boosted, *profiled: JobSummary) -> Slowdown | None:
-        return of(one, one, other, model=model, profiled=profiled).slowdown
-
-    said = Slowdown(1.25, 1.125, 1.375, "model", 1)
-    assert predicted(constant(1.25), one, other) == said
-    assert predicted(constant(0.5), one, other) == Slowdown(1.0, 1.0, 1.125, "model", 1)
-    assert predicted(constant(1.25, errors=()), one, other) is None, "untested"
-    assert predicted(constant(1.25), one) is None
-
-
-def test_the_model_is_told_whether_they_shared_by_mps() -> None:
-    split = Stage(
-        (0, LEAF, LEAF), (0.5, 0.0, 0.0), (1, LEAF, LEAF), (2, LEAF, LEAF), (2, LEAF, LEAF),
-        (0.0, 0.0, 0.5), (1.0, 0.0, 0.0),
-    )  # fmt: skip
-    model = constant(1.25, stages=(split,))
-    for mode, ratio in ((Mode.STREAMS, 1.25), (Mode.MPS, 1.75), (Mode.EXCLUSIVE, 1.25)):
-        pair = [job(n, replace(stay(0, 2), mode=mode)) for n in (1, 2)]
-        how = of(pair[0], *pair, model=model, profiled=pair).slowdown
-        assert how and how.ratio == pytest.approx(ratio), mode
 
 
 def test_a_job_is_read_from_its_row_as_from_the_core() -> None:

@@ -40,7 +40,7 @@ from carmad.errors import CarmaError
 from carmad.installed import how_to_add
 from carmad.readable import change, number, time_unit
 from tests.extras.carma_simulator.outcomes import attempt, experiment, gpu, job, made_up, outcome
-from tests.terminal import plain_rich
+from tests.terminal import plain
 
 
 def of(*outcomes: Outcome, **more: Any) -> tuple[Run, ...]:
@@ -235,13 +235,13 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_runs_are_not_compared_and_why_is_told(no_charts: None) -> None:
-    shown = plain_rich(Comparison(of(ALL, LOSSY, STUCK))), export.page(of(ALL, LOSSY, STUCK))
+    shown = plain([Comparison(of(ALL, LOSSY, STUCK))]), export.page(of(ALL, LOSSY, STUCK))
     for why in (
         "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck",
         "there is no makespan, nor anything derived from it, if some jobs never end: stuck",
     ):
         assert all(why in each for each in shown)
-    assert "fewer jobs" not in plain_rich(Comparison(of(ALL, BETTER)), 100)
+    assert "fewer jobs" not in plain([Comparison(of(ALL, BETTER))], 100)
     assert "fewer jobs" not in export.page(of(ALL, BETTER))
 
 
@@ -250,7 +250,7 @@ def test_which_runs_are_not_compared_and_why_is_told(no_charts: None) -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_and_begins_every_block_with_the_first_run(width: int) -> None:
-    lines = plain_rich(Comparison(of(*FIVE)), width).splitlines()
+    lines = plain([Comparison(of(*FIVE))], width).splitlines()
     assert max(map(len, lines)) <= width
     headers = [line.split() for line in lines if line.lstrip().startswith("exclusive")]
     assert all(header[0] == "exclusive" for header in headers)
@@ -259,7 +259,7 @@ def test_the_table_fits_and_begins_every_block_with_the_first_run(width: int) ->
 
 
 def test_four_policies_are_beside_each_other_in_a_terminal_of_80_columns() -> None:
-    lines = plain_rich(Comparison(of(*FIVE[:4])), 80).splitlines()
+    lines = plain([Comparison(of(*FIVE[:4]))], 80).splitlines()
     assert [line.split() for line in lines if line.lstrip().startswith("exclusive")] == [
         ["exclusive", "magm", "lug", "lucid"]
     ]
@@ -270,7 +270,7 @@ def test_many_runs_are_a_line_each_in_one_table() -> None:
     many = [replace(SLOW, policy="slow"), replace(FAST, policy="fast"), BETTER, ALL]
     found = comparison(of(*FIVE, *many))
     assert isinstance(found, Overview)
-    lines = [line.split() for line in plain_rich(found).splitlines()]
+    lines = [line.split() for line in plain([found]).splitlines()]
     titles, statistics, units = lines[:3]
     assert titles[:3] == ["makespan", "JCT", "JCT"]
     assert statistics[:2] == ["mean", "p99"]
@@ -283,7 +283,7 @@ def test_many_runs_are_a_line_each_in_one_table() -> None:
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_overview_fits_and_no_measure_is_left_out(width: int) -> None:
     many = [replace(made, policy=f"a_long_name_{n}") for n in range(2) for made in FIVE]
-    lines = plain_rich(Overview(of(*many)), width).splitlines()
+    lines = plain([Overview(of(*many))], width).splitlines()
     assert max(map(len, lines)) <= width
     words = " ".join(lines).split()
     assert words.count("JCT") == words.count("wait") == 2
@@ -296,7 +296,7 @@ def test_a_note_names_the_runs_that_shared_nothing_knew_no_profile_or_could_not_
     blind = replace(after, policy="castor", profiled=0)
     bound = replace(beside, policy="srtf", reasons=frozenset({"preemption_off"}))
     assert [run.figures.shared for run in of(beside, after)] == [2, 0]
-    said = plain_rich(Comparison(of(beside, after, blind, bound)), 80)
+    said = plain([Comparison(of(beside, after, blind, bound))], 80)
     assert "no GPU was shared: sjf, castor" in said
     assert (
         "no job started with a known profile, and a policy that needs one does not share: castor"
@@ -307,7 +307,7 @@ def test_a_note_names_the_runs_that_shared_nothing_knew_no_profile_or_could_not_
 
 
 def test_the_best_is_seen_without_colour() -> None:
-    lines = plain_rich(Comparison(of(SLOW, FAST)), 80).splitlines()
+    lines = plain([Comparison(of(SLOW, FAST))], 80).splitlines()
     assert next(line for line in lines if line.startswith("JCT mean")).split() == (
         ["JCT", "mean", "h", "2.00", "1.50*", "-25%"]
     )
@@ -315,12 +315,12 @@ def test_the_best_is_seen_without_colour() -> None:
 
 
 def test_one_run_has_nothing_to_be_compared_with() -> None:
-    lines = plain_rich(Comparison(of(SLOW)), 80).splitlines()
+    lines = plain([Comparison(of(SLOW))], 80).splitlines()
     assert not any("*" in line or "%" in line.split()[-1:] for line in lines)
 
 
 def test_names_are_shown_as_they_are_and_control_nothing() -> None:
-    text = plain_rich(Comparison(of(replace(SLOW, policy="[red]\x1b[2Jx"))), 80)
+    text = plain([Comparison(of(replace(SLOW, policy="[red]\x1b[2Jx")))], 80)
     assert "[red]?[2Jx" in text
 
 
