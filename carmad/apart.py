@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from carmad.paths import python
@@ -19,9 +18,7 @@ WITHIN_S = 1800
 LOOK_S = 0.2  # between two checks whether the daemon is stopping
 
 
-def run(
-    module: str, *words: str, stopping: threading.Event, env: Mapping[str, str] | None = None
-) -> tuple[int, list[str], list[str]]:
+def run(module: str, *words: str, stopping: threading.Event) -> tuple[int, list[str], list[str]]:
     """`python -m MODULE WORD…`: its exit code, and the lines that it said and warned of. It is
     killed when `stopping` is set."""
     held_by_it, held = os.pipe()  # it runs as long as we hold our end
@@ -31,7 +28,6 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env={**os.environ, **(env or {})},
         text=True,
         errors="replace",
         start_new_session=True,

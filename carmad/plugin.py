@@ -71,7 +71,6 @@ from carmad.core.ports import Recovery as Recovery
 from carmad.core.ports import Run as Run
 from carmad.core.ports import Server as Server
 from carmad.core.ports import Trial as Trial
-from carmad.core.ports import Warm as Warm
 from carmad.core.rules.promises import margin as margin
 from carmad.edge import API_VERSION as API_VERSION
 from carmad.edge import BackgroundService as BackgroundService

@@ -5,15 +5,13 @@ report` is quick."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime, time, timedelta
+from typing import TYPE_CHECKING, Any
 
 from carmad.readable import clean, duration, energy
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
     from carmad.api.report import ReportOut
 
 PERIODS = ("week", "month")

@@ -1,6 +1,6 @@
 """What an estimate asks, for the terminal and for agents: the words of `carma estimate` as a
-request, the answer of the daemon or, where there is none, of a process of the user's, and the
-search for the largest number that fits."""
+request, the answer of the daemon or, where there is none, of this process, and the search for the
+largest number that fits."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
     except client.Broken:
         raise
     except Unreachable as error:
-        from cli import alone
+        from carmad.api.guesses import estimate_alone
 
         _note_alone(error.message)
-        answer = alone.estimate(body, explain)
+        answer = estimate_alone(body, explain)
     return answer
 
 

@@ -14,8 +14,10 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from carmad.added import take_back
 from carmad.errors import CarmaError
@@ -23,12 +25,7 @@ from carmad.states import ENDED, NEW
 from cli import client, relay
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, note, report
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn, TypeVar
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 LOOK_S = 5  # how often to tell why the job waits, if that changes
 NEWS_S, SUSPENDABLE_S = 60.0, 10.0  # how often to look for news of the running job

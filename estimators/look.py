@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings, Trial, Warm
+from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings, Trial
 from estimators.tracer import command
 from estimators.tracer.command import Options, Program, Unreadable
 from estimators.tracer.report import LONGER, Report, loads
@@ -43,26 +43,11 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             env=program.env,
             skipped=program.skipped,
         )
-        words = (options.dumps(), *program.script)
-        argv = (*program.python, str(TRACER), *words)
-        warm = _warm(spec, program, options)
-        return report(server.trial(spec, argv, options.longest_s, warm), options.longest_s)
+        argv = (*program.python, str(TRACER), options.dumps(), *program.script)
+        return report(server.trial(spec, argv, options.longest_s), options.longest_s)
     except Unreadable as error:
         seconds = time.monotonic() - began
         return Refusal(str(error), "look", seconds, late=error.late, crash=error.crash)
-
-
-def _warm(spec: JobSpec, program: Program, options: Options) -> Warm | None:
-    """None: what a tracer that waits could not do, such as shells, launchers, conda's environments;
-    or a Python that is found as the user only."""
-    name = program.python[0].rpartition("/")[2]
-    if spec.conda_env is not None or not command.PYTHON.fullmatch(name):
-        return None
-    if options.processes or options.env or options.skipped:
-        return None
-    same = Options(0.0, 0.0, 0.0, 0, gpu=options.gpu, gpus=options.gpus)
-    start = (*program.python, str(TRACER), command.WARM, same.dumps())
-    return Warm(start, (options.dumps(), *program.script))
 
 
 def _has_uuids(spec: JobSpec, settings: Settings) -> bool:

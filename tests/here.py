@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from carmad.plugin import JobSpec, Owner, Run, Trial, Warm
+from carmad.plugin import JobSpec, Owner, Run, Trial
 from estimators.look import TRACER
 from tests.warm_tracer import Tracers
 
@@ -46,9 +46,7 @@ class Here:
     def runs(self, owner: Owner) -> Sequence[Run]:
         return [run for run in self._past if run.spec.owner == owner]
 
-    def trial(
-        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
-    ) -> Trial:
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if self._looked and str(TRACER) in argv:
             return self._looked
         if self._tracers and argv[:2] == (sys.executable, str(TRACER)) and not spec.env:

@@ -155,7 +155,7 @@ class Pretended(Follower):
             timeline=self.timeline,
         )
         self.service.events.listeners.append(self.timeline.on_happenings)
-        self.journal = Journal(folder / "journal", core, "0", 64 << 20)
+        self.journal = Journal(folder / "journal", core, 64 << 20)
         engine = Engine(
             self.inbox,
             core,

@@ -82,7 +82,7 @@ class GpuOut(TypedDict):
     state_detail: str
     conditions: list[ConditionOut]  # what is wrong with it, although it works
     jobs: list[ResidentOut]
-    outsiders: list[ExternalOut]  # external processes, under their name in release 0.1.0
+    outsiders: list[ExternalOut]  # external processes
 
 
 class SourceOut(TypedDict):

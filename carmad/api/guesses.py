@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from threading import Event
+from contextlib import closing
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, ValidationError
@@ -104,27 +104,17 @@ def guess_out(guess: Guess) -> EstimateOut:
     }
 
 
-class Alone:
-    """Makes estimates for a user without a daemon, so without its GPUs and earlier jobs."""
-
-    def __init__(self) -> None:
-        self._experience = Experience(Settings())
-        self._experience.on_commit(Step((Discovered(0.0, ()),), (), (), ()))
-
-    def estimate(
-        self, body: dict[str, Any], explain: bool, abandoned: Event | None = None
-    ) -> EstimatesOut:
-        """The answer of `/v1/estimate` to `body`. `abandoned`: when it is set, nobody waits for it
-        any more. Raises CarmaError."""
-        try:
-            asked = EstimateIn.model_validate_json(json.dumps(body))
-        except ValidationError as error:
-            raise CarmaError(explain_invalid(error.errors())) from None
-        user, named = user_of(os.getuid())
-        me = Peer(os.getuid(), os.getgid(), user, admin=False, named=named)
-        spec = job_spec(asked, me)
-        settings = patient(Settings(), asked.within_s)
-        return estimates_out(*ask_all(settings, self._experience.server(explain, abandoned), spec))
-
-    def close(self) -> None:
-        self._experience.close()
+def estimate_alone(body: dict[str, Any], explain: bool) -> EstimatesOut:
+    """The answer of `/v1/estimate` to `body` for a user without a daemon, so without its GPUs and
+    earlier jobs. Raises CarmaError."""
+    try:
+        asked = EstimateIn.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        raise CarmaError(explain_invalid(error.errors())) from None
+    user, named = user_of(os.getuid())
+    me = Peer(os.getuid(), os.getgid(), user, admin=False, named=named)
+    spec = job_spec(asked, me)
+    settings = patient(Settings(), asked.within_s)
+    with closing(Experience(Settings())) as experience:
+        experience.on_commit(Step((Discovered(0.0, ()),), (), (), ()))
+        return estimates_out(*ask_all(settings, experience.server(explain), spec))

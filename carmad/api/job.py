@@ -40,7 +40,7 @@ _NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash s
 
 class AfterOut(TypedDict):
     job: int
-    # As people name it; 0.1 has none.
+    # As people name it.
     label: NotRequired[Annotated[str, lambda it: it.label or str(it.job)]]
     kind: str
 

@@ -71,19 +71,6 @@ class Trial:
 ANSWER_FD = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """How a trial is run by a process that waits for it, which has imported what takes long.
-
-    `start` starts one. It runs no code of the job's itself. For each trial, it is sent an order on
-    file descriptor 3: a packet, and the descriptors of a file with the order, of the output, and of
-    the answer; `estimators/tracer/warm.py` is one.
-    """
-
-    start: tuple[str, ...]  # equal for trials that the same process can run
-    words: tuple[str, ...]  # of the order: what to run
-
-
 class Server(Protocol):
     """What an estimator may use of the machine that a job will run on."""
 
@@ -111,13 +98,10 @@ class Server(Protocol):
         measured of their jobs: give another user no more than one vote among many."""
         ...
 
-    def trial(
-        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
-    ) -> Trial:
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         """Run a program as the job's user, in the job's directory and environment, without access
         to GPUs, and kill all that is left of it after `within_s`. Never raises. The result is
-        cached: the same question is not run again. `warm`: how a process that waits could do it,
-        if one is kept."""
+        cached: the same question is not run again."""
         ...
 
 

@@ -32,10 +32,9 @@ from carmad.core.jobs.recurrence import command
 from carmad.core.jobs.spec import JobSpec, Owner
 from carmad.core.jobs.states import Active, JobState
 from carmad.core.messages import Discovered, Step
-from carmad.core.ports import ANSWER_FD, Run, Server, Trial, Warm
+from carmad.core.ports import ANSWER_FD, Run, Server, Trial
 from carmad.errors import CarmaError
 from carmad.estimates.attendant import GRACE_S, make_cgroup, remove_cgroup
-from carmad.estimates.tracers import Tracers, request
 
 # -- trials
 
@@ -59,36 +58,24 @@ def try_program(
     memory_mib: int = MOST_MEMORY_MIB,
     home: str | None = None,
     copies: Copies | None = None,
-    tracers: Tracers | None = None,
-    warm: Warm | None = None,
 ) -> Trial:
     """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
     soon after `stop` is true. `home`: the cgroup below which to create the trial's. `copies`: where
-    to put the job script that `argv` contains; None: the original is run. `tracers`: to have
-    it done as `warm` says, where it can be."""
+    to put the job script that `argv` contains; None: the original is run."""
     if spec.container is not None:
         return _failure(IN_CONTAINER)
     if copies and spec.script:
-        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies, tracers, warm)
+        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies)
     spec = replace(spec, argv=tuple(argv), script=None)
     job = Job(JobId(0), spec, Active(JobState.STARTING, Attempt(1, ())), 0.0)
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
     if stop():
         return _failure(STOPPED)
     try:
-        env = job_environment(job, ())
-        fields = launch_fields(job, env, GRACE_S)
-
-        def listen(answer: int, output: int, verdict: int) -> Trial | None:
-            return _listen(answer, output, verdict, deadline, stop)
-
-        if tracers and warm:
-            asked = request(job, env, warm)
-            if trial := tracers.trial(asked, within_s, memory_mib, listen):
-                return trial
-            within_s = deadline - GRACE_S - KILLED_WITHIN_S - time.monotonic()
+        fields = launch_fields(job, job_environment(job, ()), GRACE_S)
         with _limits(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
-            return listen(*pipes) or _failure("the trial failed: it was killed")
+            found = _listen(*pipes, deadline, stop)
+            return found or _failure("the trial failed: it was killed")
     except CarmaError as error:
         return _failure(error.message)
     except OSError as error:
@@ -103,8 +90,6 @@ def _of_copy(
     memory_mib: int,
     home: str | None,
     copies: Copies,
-    tracers: Tracers | None,
-    warm: Warm | None,
 ) -> Trial:
     """The trial of a copy of the job's script; it is told as if it were of the original."""
     assert spec.script
@@ -113,10 +98,7 @@ def _of_copy(
     try:
         copies.write(name, spec)
         words = [copy if word == original else word for word in argv]
-        if warm:
-            its = tuple(copy if word == original else word for word in warm.words)
-            warm = replace(warm, words=its)
-        trial = try_program(spec, words, within_s, stop, memory_mib, home, None, tracers, warm)
+        trial = try_program(spec, words, within_s, stop, memory_mib, home)
     except OSError as error:
         return _failure(f"cannot copy the job script: {error.strerror or error}")
     finally:
@@ -258,7 +240,6 @@ class Experience:
         """`trials`: the cgroup below which each trial gets its own; `copies`: where they get copies
         of job scripts."""
         self.trials, self.copies = trials, copies
-        self.tracers = Tracers(trials)
         self.trial_mib = settings.estimation.host_memory_mib + FILES_MIB
         self._shortest_s = PERIODS * settings.monitor.period_s
         self._driver = driver
@@ -292,7 +273,6 @@ class Experience:
         """Abort running trials."""
         self._closed.set()
         self._discovered.set()
-        self.tracers.close()
 
     def server(self, explain: bool = False, abandoned: Event | None = None) -> Server:
         """A `Server` for one question, shared by all estimators that are asked. `abandoned`: when
@@ -370,9 +350,7 @@ class _OneQuestion:
         self._experience.await_gpus()
         return self._experience.runs(owner)
 
-    def trial(
-        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
-    ) -> Trial:
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         key = (spec, tuple(argv))
         with self._one_at_a_time:
             if key not in self._trials:
@@ -384,8 +362,6 @@ class _OneQuestion:
                     self._experience.trial_mib,
                     self._experience.trials,
                     self._experience.copies,
-                    self._experience.tracers,
-                    warm,
                 )
             return self._trials[key]
 

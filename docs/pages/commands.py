@@ -111,7 +111,6 @@ ITSELF_WORDS = {
     "shell": "Takes the same options as [`carma run`](#carma-run), and no command.",
     "attach": "`carma attach JOB`.",
     "exec": "`carma exec JOB [--] COMMAND [ARG…]`. It exits with the command's exit code.",
-    "cron": "It is gone: see [jobs that recur](../guides/recurring.md).",
     "demo": "`carma demo [FILE] [--jobs N] [--gpus SPEC]`: the jobs of a CSV file, or of any"
     " [trace](../guides/simulate.md) such as `slurm:PATH`, the first 20 or N of them, on emulated"
     " GPUs such as `4xH100`. `carma demo suspend` shows jobs that make room.",

@@ -1,6 +1,4 @@
 """`python FOLDER OPTIONS script.py …`, `… -m module …`, `… -c code …`: run in the job's Python.
-`python FOLDER WARM OPTIONS` stops before the script, and forks a tracer for each that it is given
-(`warm`).
 
 Becomes the package `carma_tracer`, so that neither its modules nor this folder hide the script's
 own; then drops privileges and hands over to `script`.
@@ -11,7 +9,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Callable
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
@@ -51,44 +48,23 @@ def main() -> None:
     global __package__
     __package__ = "carma_tracer"
     from .answering import Answer, Clock
-    from .command import WARM, Options
+    from .command import Options
     from .confine import confine, limit, show_to_python
     from .scratch import Tree
 
-    def set_environment(options: Options) -> None:
-        os.environ.update(ASKED)
-        os.environ.update(options.env)
-        name = "GPU-{:08x}-0000-0000-0000-000000000000" if options.has_uuids else "{}"
-        made_up = ",".join(map(name.format, range(options.gpus)))
-        show_to_python(GPUS, os.environ.get(GPUS) or made_up)
-
-    def begin(options: Options, began: float, leave: Callable[[], None] = lambda: None) -> Answer:
-        """`began`: when the time began to count."""
-        set_environment(options)
-        limit(options.host_memory_mib, options.longest_s + CPU_S)
-        answer = Answer(Clock(began), options, leave)
-        answer.before_the_deadline()
-        answer.clock.install()
-        return answer
-
     first, *words = sys.argv[1:]
-    options = Options.loads(words.pop(0) if first == WARM else first)
-    if first == WARM:
-        from .warm import Warm
-
-        warm = Warm()
-        set_environment(options)
-        Tree().install()
-        confine()
-        from .script import Trace, run
-
-        trace = Trace(options.gpu, options.gpus)
-        order = warm.serve(trace.recorder)
-        options = Options.loads(order.words[0])
-        run(order.words[1:], options, begin(options, order.began, warm.note_modules), trace)
+    options = Options.loads(first)
     Tree().install()
     confine()
-    answer = begin(options, STARTED)
+    os.environ.update(ASKED)
+    os.environ.update(options.env)
+    name = "GPU-{:08x}-0000-0000-0000-000000000000" if options.has_uuids else "{}"
+    made_up = ",".join(map(name.format, range(options.gpus)))
+    show_to_python(GPUS, os.environ.get(GPUS) or made_up)
+    limit(options.host_memory_mib, options.longest_s + CPU_S)
+    answer = Answer(Clock(STARTED), options)
+    answer.before_the_deadline()
+    answer.clock.install()
     try:
         import torch  # noqa: F401
     except ImportError as error:

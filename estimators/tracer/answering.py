@@ -113,12 +113,8 @@ class Clock:
 
 
 class Answer:
-    def __init__(
-        self, clock: Clock, options: Options, leave: Callable[[], None] = lambda: None
-    ) -> None:
-        """`leave`: called in a process of the script's that has an answer."""
+    def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
-        self._note_end = leave
         self.steps = 0  # that the script has taken so far
         self.find_reason: Callable[[], str] = lambda: ""  # to refuse before the time is up
         self._within_s = options.within_s
@@ -162,7 +158,6 @@ class Answer:
             os._exit(0)
         self._lock.acquire()  # never released: only the first answer counts
         if self._is_attempt:
-            self._note_end()
             text = heading(self.clock.own_s, stop) + text
         while text:
             text = text[os.write(self._fd, text) :]

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 HINT = "give --gpu-mem, or submit the python command itself"
-WARM = "--warm"  # in place of the tracer's options: see its `__main__`
 PYTHON = re.compile(r"python\d*(\.\d+)?t?")
 FIND = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "find.py"))
 

@@ -40,11 +40,6 @@ _chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
 _installed: list[Tree] = []
 
 
-def count_changes() -> int:
-    """How much of the real tree the script has changed for itself."""
-    return sum(tree.count() for tree in _installed)
-
-
 def _error(number: int, path: Any) -> OSError:
     return OSError(number, os.strerror(number), path)
 
@@ -143,10 +138,6 @@ class Tree:
             keeper.open = self.open
         shutil.__dict__["rmtree"] = self.rmtree
         importlib.reload(tempfile)  # it keeps functions of `os` as well
-
-    def count(self) -> int:
-        """How many files, directories, links and removals it keeps."""
-        return len(self._files) + len(self._directories) + len(self._links) + len(self._gone)
 
     # ---- paths
 

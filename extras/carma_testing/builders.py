@@ -31,7 +31,7 @@ from carmad.core.jobs.states import (
 )
 from carmad.core.placing.decision import Reason
 from carmad.core.placing.view import View
-from carmad.core.ports import Run, Trial, Warm
+from carmad.core.ports import Run, Trial
 from carmad.learning.models import Model
 
 LONG_AGO = -1.0
@@ -272,9 +272,7 @@ class ServerStandIn:
     def runs(self, owner: Owner) -> Sequence[Run]:
         return [run for run in self.past if run.spec.owner == owner]
 
-    def trial(
-        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
-    ) -> Trial:
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if tuple(argv) not in self.tried:  # the same question is not asked of the machine twice
             self.tried.append(tuple(argv))
         return self.outcome

@@ -1,7 +1,7 @@
 """How long a look takes beside the script's own imports, which it cannot spare.
 
-Each script is looked at as the daemon does it, in a new process and in a warm one, in turn with a
-process that runs only the script's top-level imports. These times are of a processor, as the
+Each script is looked at as the daemon does it, in turn with a process that runs only the script's
+top-level imports. These times are of a processor, as the
 machine may be busy; what a user waits for is by the clock. Scripts
 that import torchvision, also through other packages, are left out: the pinned build of torch is
 one that it cannot be imported with.
@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import ast
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Report, Row, columns, of_rows, of_runs
 from carmad.estimates.experience import try_program
-from carmad.estimates.tracers import Tracers
-from carmad.plugin import JobSpec, Trial, Warm
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 from lab.main import main
@@ -41,7 +37,6 @@ class Timed:
     script: str
     look_s: float  # medians
     imports_s: float
-    warm_s: float
 
     @property
     def ratio(self) -> float:
@@ -50,21 +45,17 @@ class Timed:
 
 def measure(runs: int = 5) -> Report:
     timed = [_timed(SCRIPTS / f"{name}.py", runs) for name in CHOSEN]
-    warm = [one.warm_s for one in timed]
     torch_s = statistics.median(
         _wall_s((sys.executable, "-c", "import torch")) for _ in range(runs)
     )
-    first, later, fit = _calls(runs)
+    first, fit = _calls(runs)
     rows = [
         Row(
             "cold look / own imports", "median", statistics.median(t.ratio for t in timed), "", 1.3
         ),
         Row("cold look / own imports", "most", max(one.ratio for one in timed), ""),
-        Row("warm look, processor", "median", statistics.median(warm), "s", 1.0),
-        Row("warm look, processor", "most", max(warm), "s"),
         of_runs(CALL, "first / import torch", [one / torch_s for one in first], "", bound=1.3),
-        of_runs(CALL, "after the first", later, "s", bound=1.5),
-        of_runs(f"{CALL} --fit 24G", "after the first", fit, "s"),
+        of_runs(f"{CALL} --fit 24G", "", fit, "s"),
     ]
     table = columns(
         timed,
@@ -72,7 +63,6 @@ def measure(runs: int = 5) -> Report:
         ("look s", "{0.look_s:.2f}"),
         ("imports s", "{0.imports_s:.2f}"),
         ("ratio", "{0.ratio:.2f}"),
-        ("warm s", "{0.warm_s:.2f}"),
         text=(0,),
     )
     notes = [
@@ -88,15 +78,12 @@ def _timed(path: Path, runs: int) -> Timed:
     body = ast.parse(path.read_text()).body
     imports: list[ast.stmt] = [one for one in body if isinstance(one, ast.Import | ast.ImportFrom)]
     program = ast.unparse(ast.Module(imports, []))
-    looks, alone, warm = [], [], []
-    with tempfile.TemporaryDirectory(prefix="carma-look-") as folder, closing(Tracers()) as tracers:
+    looks, alone = [], []
+    with tempfile.TemporaryDirectory(prefix="carma-look-") as folder:
         Path(folder, path.name).write_bytes(path.read_bytes())
         argv = (sys.executable, path.name)
-        for _ in range(2):  # the first leaves what the second one imports
-            _look_s(argv, folder, tracers)
         for _ in range(runs):
             looks.append(_look_s(argv, folder))
-            warm.append(_look_s(argv, folder, tracers))
             only = (sys.executable, "-c", program)
             before = processor_s()
             ended = try_program(spec_of(only, folder), only, 60.0, never)
@@ -104,44 +91,24 @@ def _timed(path: Path, runs: int) -> Timed:
             if ended.code != 0:  # a script whose imports fail is no yardstick
                 sys.exit(f"the imports of {path.name} fail: {ended.output[-300:]}")
     print(f"{path.name}: {looks[-1]:.1f} s", file=sys.stderr, flush=True)
-    return Timed(path.name, *map(statistics.median, (looks, alone, warm)))
+    return Timed(path.name, *map(statistics.median, (looks, alone)))
 
 
-class WarmHere(Here):
-    def __init__(self, tracers: Tracers | None) -> None:
-        super().__init__()
-        self._warm = tracers
-
-    def trial(
-        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
-    ) -> Trial:
-        return try_program(spec, argv, within_s, never, tracers=self._warm, warm=warm)
-
-
-def _look_s(argv: tuple[str, ...], folder: str, tracers: Tracers | None = None) -> float:
+def _look_s(argv: tuple[str, ...], folder: str) -> float:
     before = processor_s()
-    answer = look(spec_of(argv, folder), PATIENT, WarmHere(tracers))
+    answer = look(spec_of(argv, folder), PATIENT, Here())
     if not isinstance(answer, TraceReport):
         sys.exit(f"{' '.join(argv)}: {answer.why}")
     return processor_s() - before
 
 
-def _calls(runs: int) -> tuple[list[float], list[float], list[float]]:
-    """How long the first call takes, further ones, and `--fit`."""
-    first, later, fit = [], [], []
+def _calls(runs: int) -> tuple[list[float], list[float]]:
+    """How long a call takes, and `--fit`."""
     command = (sys.executable, "-c", "from cli.main import main; main()", "estimate")
-    for _ in range(runs):
-        with tempfile.TemporaryDirectory(prefix="carma-run-") as folder:
-            env = {**os.environ, "XDG_RUNTIME_DIR": folder, "CARMA_SOCKET": f"{folder}/none"}
-            try:
-                first.append(_wall_s((*command, *MODEL), env))
-                _wall_s((*command, *MODEL), env)  # waits for what the first one has imported
-                later.append(_wall_s((*command, *MODEL), env))
-                fit.append(_wall_s((*command, "--fit", "24G", MODEL[0]), env))
-            finally:
-                for lock in Path(folder).glob("carma/estimates-*.lock"):
-                    os.kill(int(lock.read_text()), signal.SIGTERM)
-    return first, later, fit
+    env = {**os.environ, "CARMA_SOCKET": "/nowhere"}
+    first = [_wall_s((*command, *MODEL), env) for _ in range(runs)]
+    fit = [_wall_s((*command, "--fit", "24G", MODEL[0]), env) for _ in range(runs)]
+    return first, fit
 
 
 def _wall_s(argv: Sequence[str], env: Mapping[str, str] | None = None) -> float:

@@ -34,7 +34,7 @@ from benchmarks.harness import Report, Row, columns, of_rows, of_runs, until
 from carmad.attempt.proc import descendants
 from carmad.config import Estimation, Settings
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.ports import Run, Trial, Warm
+from carmad.core.ports import Run, Trial
 from carmad.estimates.experience import try_program
 from estimators.look import TRACER, look
 from estimators.tracer.report import Report as TraceReport
@@ -71,9 +71,7 @@ class Here:
     def runs(self, owner: Owner) -> Sequence[Run]:
         return ()
 
-    def trial(
-        self, spec: JobSpec, argv: Sequence[str], within_s: float, warm: Warm | None = None
-    ) -> Trial:
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if self._tracers is None or str(TRACER) != argv[1]:
             return try_program(spec, argv, within_s, never)
         with tempfile.TemporaryDirectory() as folder:

@@ -27,8 +27,6 @@ EXPLAINED = {
     r"/__pycache__[/\"]": "Python keeps no compiled code where only packages may write",
     r"^setsockopt\(.*, SO_(SND|RCV)BUFFORCE,": "systemctl and systemd-run ask for larger buffers",
     r"^socket\(AF_INET, SOCK_STREAM": "a trial's script, which `test_booted` has try",
-    # Without controllers, as in these machines where this one has cgroup v1: a trial is slower.
-    r"^prlimit64\(\d+, RLIMIT_NPROC, NULL,": "a warm tracer is not limited anew, so not used again",
     # Where these tests run in a container, systemd itself has less than all rights.
     r"^prlimit64\(0, RLIMIT_NOFILE, {.*}, NULL\)": "systemd, before it executes carmad",
     r"^write\(.*/oom_score_adj>, \"-500\\n\"": "likewise",

@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from cli import estimate_view as view
 from cli.commands import estimate as command
 from cli.main import run
 from cli.problems import Usage
-from tests.alone import runtime_dir
 from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon
 from tests.terminal import plain
 
@@ -575,13 +574,12 @@ def test_the_canned_answer_is_as_those_here() -> None:
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory to work in, where no daemon answers."""
     monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none"))
     monkeypatch.chdir(tmp_path)
     estimation._note_alone.cache_clear()
-    with runtime_dir(monkeypatch):
-        yield tmp_path
+    return tmp_path
 
 
 def test_without_a_daemon_it_is_estimated_by_the_user(alone: Path, capsys: Any) -> None:

@@ -54,7 +54,7 @@ class Past:
     profile: Profile | None
     steps: tuple[StepTime, ...]
     stage_times: tuple[StageTimes, ...] = ()
-    uid: int = -1  # of an earlier journal: not known
+    uid: int = -1
 
     @property
     def owner(self) -> Owner:

@@ -42,7 +42,7 @@ class Account:
     changes only when jobs start or end."""
 
     user: str
-    uid: int = NOBODY  # of an earlier journal: not known
+    uid: int = NOBODY
     groups: tuple[str, ...] = ()  # at the last submission
     at: float = 0.0
     used_s: float = 0.0  # halved with every half-life

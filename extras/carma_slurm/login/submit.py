@@ -142,9 +142,9 @@ def _samples(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _estimate(known: dict[str, Any], options: Namespace) -> tuple[int, str]:
     try:
-        from cli import alone
+        from carmad.api.guesses import estimate_alone
 
-        answer = alone.estimate(known, explain=False)
+        answer = estimate_alone(known, explain=False)
         crash, found = answer["crash"], [one for one in answer["estimates"] if one["chosen"]]
         why = next((one["why"] for one in answer["estimates"] if one["why"]), None)
     except CarmaError as error:

@@ -10,13 +10,20 @@ from carma_testing import FakeServer
 from carmad.api import why
 from carmad.api.job import Jobs
 from carmad.api.outlook import foresee
+from carmad.config import Limits, Monitor, Settings, Suspending
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import SuspendRequested
 from carmad.words import clock
-from tests.carmad.core.test_filling import ALONE, GIB, SETTINGS
 
 S = JobState
+GIB = 1024
+SETTINGS = Settings(
+    monitor=Monitor(window_s=5.0),
+    limits=Limits(preemption="suspend"),
+    suspend=Suspending(host_memory_mib=100 * GIB, moves=True),
+)
+ALONE = replace(SETTINGS, policy="exclusive")
 
 
 def headline(on: FakeServer, id: JobId, whose: tuple[int, str] | None = None) -> str:

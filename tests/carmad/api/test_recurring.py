@@ -1,4 +1,4 @@
-"""Jobs that recur: the guide's lines as cron runs them, and what is left of `carma cron`."""
+"""Jobs that recur: the guide's lines as cron runs them."""
 
 from __future__ import annotations
 

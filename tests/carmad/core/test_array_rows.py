@@ -382,7 +382,7 @@ def test_arrays_that_ended_are_restored_as_rows(store: SqlStore, tmp_path: Path)
     server.scheduler.restore(restored.jobs, restored.ended)
     assert len(server.scheduler.outcomes.rows) == 1
     assert len(server.scheduler.outcomes) == ENDED_REMEMBERED
-    journal = Journal(tmp_path / "journal", server.scheduler, "0", 1 << 20, store.submissions())
+    journal = Journal(tmp_path / "journal", server.scheduler, 1 << 20, store.submissions())
     journal.on_reset(())
     journal.flush()
     (segment,) = segments(tmp_path / "journal")

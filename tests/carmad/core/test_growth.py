@@ -53,7 +53,7 @@ def test_what_estimators_said_of_ended_jobs_is_not_kept_for_long(grown) -> None:
 
 
 def test_a_journal_counts_submissions_and_does_not_keep_them(tmp_path: Path, grown) -> None:
-    kept = journal.Journal(tmp_path, Recorded(tmp_path).scheduler, "1", PLENTY)
+    kept = journal.Journal(tmp_path, Recorded(tmp_path).scheduler, PLENTY)
     spec = a_spec()
     for n in range(20):
         kept.hear([Submitted(3e6 + n * 60, JobId(n * 1000), (spec,) * 1000)])

@@ -201,7 +201,7 @@ def test_a_segment_without_them_would_be_noticed(
 def test_the_journal_keeps_the_submissions_of_the_days_that_count(tmp_path: Path) -> None:
     given = [(at, 1) for at in (1.0, 2.0, 3e6)]
     server = Recorded(tmp_path)
-    kept = journal.Journal(tmp_path, server.scheduler, "1", PLENTY, given)
+    kept = journal.Journal(tmp_path, server.scheduler, PLENTY, given)
     kept.hear([Submitted(3e6 + 1, JobId(7), (a_spec(gpus=2), a_spec()))])
     kept.on_reset(())
     kept.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -119,37 +118,3 @@ IMPOSSIBLE: list[Callable[[], object]] = [
 def test_an_impossible_job_cannot_be_written(write: Callable[[], object]) -> None:
     with pytest.raises((TypeError, ValueError)):
         write()
-
-
-def in_former_form(job: Job) -> str:
-    """Its JSON when its state was a word, and its current attempt had to be recognized."""
-    body = json.loads(codec.encode_job(job))
-    status, earlier = body.pop("status"), body.pop("earlier")
-    its = status.pop("attempt", None)
-    of_attempt = {name: status.pop(name) for name in ("stop", "suspension") if name in status}
-    attempts = [*earlier, its | of_attempt] if its else earlier
-    return json.dumps(body | {"exit": None, "ended_at": None} | status | {"attempts": attempts})
-
-
-@pytest.mark.parametrize("state", JobState)
-def test_every_state_is_read_from_the_former_form(state: JobState) -> None:
-    job = a_job_in(state)
-    if state is JobState.CANCELLED:  # the attempt that was cancelled is the one it ended with
-        job = over(stopping(a_job_in(JobState.RUNNING), Cause.CANCELLED), state, EXIT, 9.0)
-    assert codec.decode_job(in_former_form(job)) == job
-    assert codec.decode_summary(in_former_form(job)) == codec.decode_summary(codec.encode_job(job))
-
-
-def test_of_the_former_form_a_job_cancelled_in_line_is_known() -> None:
-    job = over(
-        requeue(a_job_in(JobState.RUNNING), JobState.QUEUED, EXIT, 8.0), CANCELLED, EXIT, 9.0
-    )
-    assert codec.decode_job(in_former_form(job)) == job and not job.current.number
-
-
-@pytest.mark.parametrize("state", sorted(LIVING))
-def test_a_former_row_that_cannot_be_is_damaged(state: JobState) -> None:
-    """It has no attempt: then it is made from the row's columns."""
-    body = json.loads(in_former_form(a_job_in(state)))
-    with pytest.raises(ValueError, match=r"attempt|Attempt"):
-        codec.decode_job(json.dumps(body | {"attempts": []}))

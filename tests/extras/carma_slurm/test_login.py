@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from tests.alone import end_alone
 from tests.daemon import CARMA, NO_KERNELS, Carmad
 from tests.extras.carma_slurm import slurm as real
 from tests.extras.carma_slurm.slurm import HOSTILE
@@ -124,7 +123,6 @@ def site() -> Iterator[Site]:
         daemon.start()
         kept = {name: value for name, value in made.env.items() if not name.startswith("CARMA_")}
         own = {"CARMA_CLUSTER__ENGINE": "slurm", "XDG_RUNTIME_DIR": str(folder)}
-        stack.callback(end_alone, folder)
         yield Site(folder, kept | own, (*CARMA,), made, daemon)
 
 
