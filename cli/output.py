@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -75,10 +74,6 @@ def write(texts: Iterable[bytes]) -> None:
     sys.stdout.buffer.flush()
 
 
-def room() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-
-
 def is_ascii() -> bool:
     """Whether the terminal shows nothing but ASCII."""
     return not (sys.stdout.encoding or "").lower().startswith("utf")
@@ -102,7 +97,7 @@ def console() -> Console:
         force_terminal=tty or color,
         color_system=("auto" if tty else "standard") if color else None,
         no_color=not color,
-        width=room(),
+        width=None if tty else PIPE_WIDTH,  # a terminal's may change
         highlight=False,
         markup=False,
         emoji=False,

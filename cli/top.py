@@ -52,7 +52,8 @@ def run(ask: Callable[[], Any], every_s: float, fields: Sequence[str] = ()) -> i
     """`ask`: for the status, or for jobs alone. Raises CarmaError if it fails at first."""
     if not output.uses_color():
         os.environ["NO_COLOR"] = "1"  # as --color may say
-    return Top(ask, every_s, fields).run() or 0
+    app = Top(ask, every_s, fields)
+    return app.run() or app.return_code or 0
 
 
 def status() -> Any:
@@ -182,9 +183,10 @@ class Top(App[int]):
         self.call_after_refresh(self.draw)
 
     def draw(self) -> None:
-        main, jobs = self.screen_stack[0], self.jobs()
+        main, found = self.screen_stack[0], self.jobs()
+        jobs = found[: output.MOST_DRAWN]
         room, lines = self.size
-        said = (self._trouble, "bold red") if self._trouble else (self._state(jobs), "cyan")
+        said = (self._trouble, "bold red") if self._trouble else (self._state(len(found)), "cyan")
         note = main.query_one("#note", Static)
         note.display = bool(said[0])
         note.update(in_style(clean(said[0]), said[1]))
@@ -216,14 +218,15 @@ class Top(App[int]):
         table.move_cursor(row=max(0, at), animate=False, scroll=False)
         table.scroll_to(y=top, animate=False)
 
-    def _state(self, jobs: Sequence[Any]) -> str:
+    def _state(self, found: int) -> str:
         words = self.screen_stack[0].query_one(Input).value
+        more = self.answer.get("more", 0) + max(0, found - output.MOST_DRAWN)
         parts = (
             EMPTY if not self.answer["jobs"] else "",
-            f"and {more} more" if (more := self.answer.get("more", 0)) else "",
+            f"and {more} more" if more else "",
             f"sorted by {self._sort.lstrip('-')}" if self._sort else "",
             "yours only" * self._mine,
-            f"{len(jobs)} with {words}" if words else "",
+            f"{found} with {words}" if words else "",
         )
         return " · ".join(filter(None, parts))
 

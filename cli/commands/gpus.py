@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
 from cli import client, output, overview
@@ -24,8 +23,9 @@ def status(options: Namespace) -> int:
         output.print_json(answer)
         return 0
     tty = sys.stdout.isatty()
-    lines = shutil.get_terminal_size().lines - 1 if tty else None  # and the shell's next prompt
-    output.show(overview.status(answer, output.room(), lines, bars=tty, plain=output.is_ascii()))
+    width, height = output.console().size
+    lines = height - 1 if tty else None  # and the shell's next prompt
+    output.show(overview.status(answer, width, lines, bars=tty, plain=output.is_ascii()))
     return 0
 
 
@@ -44,7 +44,7 @@ def top_options(parser: Parser) -> None:
 def top(options: Namespace) -> int:
     why = output.why_no_screen()
     if options.once or why:
-        if not options.once:
+        if why and sys.stdout.isatty():
             output.note(f"printed once: {why}")
         options.json = False
         return status(options)

@@ -184,6 +184,18 @@ def test_live_jobs_come_before_a_few_that_have_ended(fake: FakeDaemon) -> None:
     play(look, 100, 30)
 
 
+def test_of_very_many_jobs_the_first_are_listed_and_any_is_found(fake: FakeDaemon) -> None:
+    status(fake, jobs=[waiting(id=n, label=str(n), name=f"job-{n}") for n in range(1, 351)])
+
+    async def look(shown: Shown) -> None:
+        await shown.shows("and 50 more")
+        await shown.press("slash", *"job-350")
+        await shown.shows("1 with job-350")
+        assert shown.rows == ["350"]
+
+    play(look)
+
+
 def test_a_job_has_a_page(fake: FakeDaemon, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"epoch {n}\n" for n in range(200)) + "10%\r99%\n\x1b[2Jevil[bold]\n")
