@@ -14,7 +14,7 @@ import stat
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from carma_client import Refused
 from carmad.readable import clean
@@ -230,13 +230,12 @@ LONGEST = 2_000  # characters of a line
 _ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])"
 
 
-class Tail:
+class Tail(NamedTuple):
     """`why`: instead of lines. `more`: the file has earlier ones."""
 
-    def __init__(self, lines: tuple[str, ...] = (), why: str = "", more: bool = False) -> None:
-        self.lines = lines
-        self.why = why
-        self.more = more
+    lines: tuple[str, ...] = ()
+    why: str = ""
+    more: bool = False
 
 
 def tail(path: str, job: Any, lines: int) -> Tail:
@@ -277,7 +276,7 @@ def search(path: str, job: Any, text: str, most: int) -> Tail:
     try:
         number = 1
         for line in _ended_lines(output(path, job)):
-            whole = _last_state(_as_text(line))
+            whole = _plain(line)
             at = whole.casefold().find(wanted)
             if at >= 0:
                 found.append(f"{number:>6}  {_cut(whole, at)}")
@@ -296,16 +295,11 @@ def _tail(file: BinaryIO, job: Any, lines: int) -> Tail:
     if begin:  # not from the middle of a line
         file.seek(begin + file.read(READ_BYTES).find(b"\n") + 1)
     parts = Log(file).parts(job)
-    found = [plain(_as_text(line)) for line in last_lines(file, parts, lines + 1)]
+    found = [_cut(_plain(line)) for line in last_lines(file, parts, lines + 1)]
     if not found:
         why = "the end of the file was written by other jobs" if size else "it is empty so far"
         return Tail(why=why, more=bool(begin))
     return Tail(tuple(found[-lines:]), more=bool(begin) or len(found) > lines)
-
-
-def plain(line: str) -> str:
-    """A line as a terminal would show it in the end: of a progress bar, its last state."""
-    return _cut(_last_state(line))
 
 
 def _cut(line: str, around: int = 0) -> str:
@@ -315,7 +309,6 @@ def _cut(line: str, around: int = 0) -> str:
     return f"{'…' * (begin > 0)}{line[begin:end]}{'…' * (end < len(line))}"
 
 
-def _last_state(line: str) -> str:
-    states = re.sub(_ESCAPE, "", line).split("\r")
-    text = next((state for state in reversed(states) if state.strip()), "")
-    return clean(text.expandtabs(8))
+def _plain(line: bytes) -> str:
+    """Without what would control a terminal."""
+    return clean(re.sub(_ESCAPE, "", _as_text(line)).expandtabs(8))
