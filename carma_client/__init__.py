@@ -3,9 +3,11 @@ the daemon. What is not used is not imported."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from carmad.errors import CarmaError
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from carma_client.aio import AsyncClient
     from carma_client.client import Client
@@ -73,6 +75,4 @@ _WHERE = {"Client": "client", "AsyncClient": "aio", "Executor": "executor", "Job
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,166 +1,263 @@
-"""The client for asyncio."""
+"""The client for asyncio: `carma_client.Client` in threads.
+
+One thread follows the daemon's events for all waits; each iterator has a thread of its own;
+everything else takes one of the event loop's threads while it lasts.
+"""
 
 from __future__ import annotations
 
-import _socket
 import asyncio
-import os
-from typing import TYPE_CHECKING, Any, AsyncIterator, TypeVar
+import contextlib
+import socket
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Generator
+from concurrent import futures
+from functools import partial, wraps
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from carma_client import logs, requests
-from carma_client.steps import BLOCK, Found, Receive, Send, Sleep, Step, resume
-from carma_client.transport import TIMEOUT_S, Daemon
+from carma_client import Problem
+from carma_client.client import Client, job_path
+from carma_client.transport import LOOK_S, RESTARTED_WITHIN_S, Connection, is_away
+from carmad.states import ENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Coroutine, Iterable
 
-    from typing_extensions import Unpack
+    from typing_extensions import Concatenate, ParamSpec
 
-    from carma_client.options import Options
-    from carma_client.steps import Steps
-    from carmad.api.actions import ResultOut
     from carmad.api.events import EventOut
     from carmad.api.job import JobOut
 
+    P = ParamSpec("P")
+
 T = TypeVar("T")
 
+AGAIN_S = 2.0  # if the events cannot be followed
 
-async def run(steps: Steps[T]) -> T:
-    """The result of the steps."""
-    try:
-        step = next(steps)
+Loop = asyncio.AbstractEventLoop
+Asked = SimpleQueue["futures.Future[Any] | None"]  # None: nothing more will be
+
+
+def in_thread(
+    method: Callable[Concatenate[Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """The method, in one of the event loop's threads."""
+
+    @wraps(method)
+    async def ask(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(method, client._client, *args, **kwargs)
+
+    return ask
+
+
+def iterated(
+    method: Callable[Concatenate[Client, P], Generator[T, None, None]],
+) -> Callable[Concatenate[AsyncClient, P], Iterated[T]]:
+    """The method, in a thread of its own."""
+
+    @wraps(method)
+    def iterate(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterated[T]:
+        return Iterated(client._client, method, args, kwargs)
+
+    return iterate
+
+
+class AsyncClient:
+    """As `carma_client.Client`, for asyncio. Whatever is awaited can be cancelled at any time: what
+    was asked may then have been done or not."""
+
+    def __init__(self, socket: str | None = None) -> None:
+        self._client = Client(socket)
+        self._ends: weakref.WeakKeyDictionary[Loop, Ends] = weakref.WeakKeyDictionary()
+
+    get = in_thread(Client.get)
+    post = in_thread(Client.post)
+    submit = in_thread(Client.submit)
+    job = in_thread(Client.job)
+    jobs = in_thread(Client.jobs)
+    cancel = in_thread(Client.cancel)
+    hold = in_thread(Client.hold)
+    release = in_thread(Client.release)
+    requeue = in_thread(Client.requeue)
+    logs = iterated(Client.logs)
+    events = iterated(Client.events)
+
+    async def wait(self, label: str) -> JobOut:
+        path = f"{job_path(label)}/wait"
+        job: JobOut = await self.get(path, timeout_s=0)
+        if job["state"] in ENDED:
+            return job
+        ends = self._ends.setdefault(asyncio.get_running_loop(), Ends(self._client))
+        with ends.follow(label) as news:
+            while job["state"] not in ENDED:
+                await news.wait()
+                news.clear()
+                if ends.error is not None:
+                    raise ends.error
+                job = await self._ask_patiently(path)
+        return job
+
+    async def _ask_patiently(self, path: str) -> Any:
+        """As `Client.patiently`."""
+        until = time.monotonic() + RESTARTED_WITHIN_S
         while True:
-            step = resume(steps, await _try(step))
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        steps.close()
+            try:
+                return await self.get(path, timeout_s=0)
+            except Problem as error:
+                if not is_away(error) or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOOK_S)
+
+
+class Ends:
+    """Follows the daemon's events as long as anybody waits for a job, in one event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._waiting: dict[asyncio.Event, str] = {}  # labels
+        self._following: asyncio.Task[None] | None = None
+        self._is_watching = False
+        self.error: Exception | None = None
+
+    @contextlib.contextmanager
+    def follow(self, label: str) -> Generator[asyncio.Event, None, None]:
+        """Set whenever the job may have ended; first as soon as the events are followed, as it may
+        have ended before that."""
+        news = asyncio.Event()
+        self._waiting[news] = label
+        if self._following is None:
+            self._following = asyncio.ensure_future(self._follow())
+        elif self._is_watching:
+            news.set()
+        try:
+            yield news
+        finally:
+            del self._waiting[news]
+            if not self._waiting and self._following is not None:
+                self._following.cancel()
+                self._following = None
+
+    async def _follow(self) -> None:
+        self.error, self._is_watching = None, False
+        while True:
+            try:
+                async for event in Iterated(self._client, Client.events, (), {}):
+                    self._tell(event)
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                if not self._may_retry(error):
+                    self.error, self._following = error, None
+                    self._wake(self._waiting)
+                    return
+            await asyncio.sleep(AGAIN_S)
+            self._wake(self._waiting)
+
+    def _may_retry(self, error: Exception) -> bool:
+        """Whether those who wait ask by themselves for now: the events cannot be followed yet."""
+        if not isinstance(error, Problem):
+            return False
+        return error.code == "too_many" or (is_away(error) and not self._is_watching)
+
+    def _tell(self, event: EventOut) -> None:
+        """Whom it may concern: of the end of a job, those who wait for it or for its array; of
+        several of an array, such as "5_[0-3]", all who wait for any of it."""
+        if event["event"] in ("watching", "missed"):
+            self._is_watching = True
+            self._wake(self._waiting)
+        elif event["event"] == "ended" and "job" in event:
+            label = event["job"]["label"]
+            array, _, tasks = label.partition("_")
+            several = {each for each in self._waiting.values() if each.startswith(f"{array}_")}
+            its = {array, label, *(several if "[" in tasks else ())}
+            self._wake([news for news, label in self._waiting.items() if label in its])
+
+    def _wake(self, waiting: Iterable[asyncio.Event]) -> None:
+        for news in waiting:
+            news.set()
+
+
+class Stopped(Exception):
+    """Raised in the thread of a client that was stopped."""
+
+
+class Stoppable(Client):
+    """A client for one thread, whose request or pause another thread may end."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client._socket)
+        self._is_stopped = threading.Event()
+        self._sock: socket.socket | None = None
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+        if self._sock is not None:
+            with contextlib.suppress(OSError):  # it is not connected any more
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def pause(self, seconds: float) -> None:
+        if self._is_stopped.wait(seconds):
+            raise Stopped
+
+    def connect(self, within_s: float) -> Connection:
+        connection = super().connect(within_s)
+        self._sock = connection.sock
+        if self._is_stopped.is_set():
+            connection.close()
+            raise Stopped
+        return connection
 
 
 class Iterated(AsyncIterator[T]):
-    """What the steps find. Whoever is cancelled while waiting for the next has missed nothing: the
-    step that was interrupted is repeated."""
+    """What a method finds in a thread of its own, which ends with this. Whoever is cancelled while
+    waiting for the next has missed nothing."""
 
-    def __init__(self, steps: Steps[None]) -> None:
-        self._steps = steps
-        self._step: Step | None = None  # under way
+    def __init__(
+        self,
+        client: Client,
+        method: Callable[..., Generator[T, None, None]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if "broken" in kwargs:
+            loop = asyncio.get_running_loop()
+            kwargs["broken"] = partial(loop.call_soon_threadsafe, kwargs["broken"])
+        own, self._asked = Stoppable(client), Asked()
+        self._next: asyncio.Future[T] | None = None
+        self._stop = weakref.finalize(self, _stop, own, self._asked)
+        found = method(own, *args, **kwargs)
+        thread = threading.Thread(target=_find, args=(found, self._asked), daemon=True)
+        thread.start()
 
     async def __anext__(self) -> T:
-        try:
-            step = self._step or next(self._steps)
-            while not isinstance(step, Found):
-                self._step = step
-                result = await _try(step)
-                self._step = None
-                step = resume(self._steps, result)
-        except StopIteration:
-            raise StopAsyncIteration from None
-        found: T = step.value
-        return found
+        if not self._stop.alive:
+            raise StopAsyncIteration
+        if self._next is None:
+            asked: futures.Future[T] = futures.Future()
+            self._asked.put(asked)
+            self._next = asyncio.wrap_future(asked)
+        await asyncio.wait([self._next])  # if this is cancelled, the next one stays
+        found, self._next = self._next, None
+        return found.result()
 
     async def aclose(self) -> None:
-        self._steps.close()
+        self._stop()
 
 
-async def _try(step: Step) -> bytes | OSError | None:
-    try:
-        return await _perform(step)
-    except OSError as error:
-        return error
+def _stop(client: Stoppable, asked: Asked) -> None:
+    client.stop()
+    asked.put(None)
 
 
-async def _perform(step: Step) -> bytes | None:
-    """If cancelled, it can be done again: nothing is received before it is returned, and what has
-    been sent is not sent again."""
-    loop = asyncio.get_running_loop()
-    if isinstance(step, Sleep):
-        await asyncio.sleep(step.seconds)
-    elif isinstance(step, Send):
-        step.socket.setblocking(False)
-        while step.data:
-            try:
-                step.data = step.data[step.socket.send(step.data) :]
-            except BlockingIOError:
-                await _ready(step.socket, step.within_s, loop.add_writer, loop.remove_writer)
-    elif isinstance(step, Receive):
-        step.socket.setblocking(False)
-        while True:
-            try:
-                return step.socket.recv(BLOCK)
-            except BlockingIOError:
-                await _ready(step.socket, step.within_s, loop.add_reader, loop.remove_reader)
-    return None
-
-
-async def _ready(
-    socket: _socket.socket, within_s: float, add: Callable[..., Any], remove: Callable[..., Any]
-) -> None:
-    ready = asyncio.Event()
-    add(socket, ready.set)
-    try:
-        await asyncio.wait_for(ready.wait(), within_s)
-    except asyncio.TimeoutError:
-        raise TimeoutError(f"nothing within {within_s:g} s") from None  # of Python 3.11: the same
-    finally:
-        remove(socket)
-
-
-class AsyncClient(Daemon):
-    """As `carma_client.Client`, for asyncio. Whatever is awaited can be cancelled at any time: a
-    submission may then have been received or not."""
-
-    async def get(self, path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
-        return await run(self.ask(path, within_s, **query))
-
-    async def post(
-        self, path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False
-    ) -> Any:
-        return await run(self.tell(path, body, within_s, again=again))
-
-    async def submit(
-        self, argv: Sequence[str | os.PathLike[str]], **options: Unpack[Options]
-    ) -> str:
-        return await run(requests.submit(self, argv, options))
-
-    async def job(self, label: str) -> JobOut:
-        job: JobOut = await self.get(requests.job_path(label))
-        return job
-
-    async def jobs(
-        self,
-        select: str | Iterable[str] | None = None,
-        *,
-        user: str | None = None,
-        states: str | None = None,
-    ) -> list[JobOut]:
-        return await run(requests.list_jobs(self, select, user, states))
-
-    async def wait(self, label: str) -> JobOut:
-        ended: JobOut = await run(requests.wait(self, label))
-        return ended
-
-    async def cancel(self, *labels: str) -> list[ResultOut]:
-        return await run(requests.act(self, "cancel", labels))
-
-    async def hold(self, *labels: str) -> list[ResultOut]:
-        return await run(requests.act(self, "hold", labels))
-
-    async def release(self, *labels: str) -> list[ResultOut]:
-        return await run(requests.act(self, "release", labels))
-
-    async def requeue(self, *labels: str) -> list[ResultOut]:
-        return await run(requests.act(self, "requeue", labels))
-
-    def logs(self, label: str, *, follow: bool = False, stderr: bool = False) -> Iterated[str]:
-        return Iterated(logs.lines(self, label, follow, stderr))
-
-    def events(
-        self,
-        select: str | None = None,
-        *,
-        user: str | None = None,
-        since: str | None = None,
-        broken: Callable[[str], None] = lambda why: None,
-    ) -> Iterated[EventOut]:
-        return Iterated(requests.events(self, broken, select=select, user=user, since=since))
+def _find(found: Generator[Any, None, None], asked: Asked) -> None:
+    """In the thread: one for each that is asked for."""
+    while (future := asked.get()) is not None:
+        try:
+            future.set_result(next(found))
+        except Stopped:
+            return
+        except StopIteration:
+            future.set_exception(StopAsyncIteration())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            future.set_exception(error)

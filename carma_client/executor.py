@@ -11,11 +11,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from carma_client import Problem, requests
-from carma_client.client import Client
+from carma_client import Problem
+from carma_client.client import Client, job_path
 from carma_client.function import call_each, outcome, submit_calls
-from carma_client.steps import run
-from carma_client.transport import TIMEOUT_S, patiently
+from carma_client.transport import TIMEOUT_S
 from carmad.states import ENDED, NEW
 
 if TYPE_CHECKING:
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
     from carma_client.options import Options
 
     P = ParamSpec("P")
-    _Future = futures.Future
-else:
-
-    class _Future(futures.Future):
-        def __class_getitem__(cls, item):  # Python 3.8 has none
-            return cls
-
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -64,7 +56,7 @@ class Calls:
                 (self.folder / f"{index}.{suffix}").unlink()
 
 
-class JobFuture(_Future[R]):
+class JobFuture(futures.Future[R]):
     """A call that is the job with the label `job`. It is running from when CARMA has started the
     job, and can be cancelled until then; afterwards, `Client.cancel(future.job)` does it."""
 
@@ -180,8 +172,8 @@ class Executor(futures.Executor):
         array: dict[str, Any] = {}
         if len(calls) > 1:
             array["array"] = {"indices": list(range(len(calls))), "limit": self._limit}
-        client = self._client
-        label, folder = run(submit_calls(client, function, calls, {**self._options, **array}))
+        options = {**self._options, **array}
+        label, folder = submit_calls(self._client, function, calls, options)
         labels = [f"{label}_{index}" for index in range(len(calls))] if array else [label]
         own = Calls(folder, len(calls))
         made: list[JobFuture[Any]] = [
@@ -270,22 +262,15 @@ class Executor(futures.Executor):
     ) -> tuple[dict[str, Mapping[str, Any]], Exception]:
         """The jobs once the first has ended, or after a while, by their labels; without those that
         carmad does not know, for which there is an error."""
-        path = f"{requests.job_path(labels[0])}/wait"
-        client = self._client
-
-        def wait() -> Any:
-            return client.ask(path, look_s + TIMEOUT_S, timeout_s=look_s)
-
-        def ask() -> Any:
-            return requests.list_jobs(client, labels, None, None)
-
+        client, path = self._client, f"{job_path(labels[0])}/wait"
         error = Problem("carmad does not know the job any more")
         try:
-            run(patiently(wait))
+            client.patiently(lambda: client.get(path, look_s + TIMEOUT_S, timeout_s=look_s))
         except Problem as problem:  # not known: others may be
             error = problem
         try:
-            return {job["label"]: job for job in run(patiently(ask))}, error
+            found = client.patiently(lambda: client.jobs(labels))
+            return {job["label"]: job for job in found}, error
         except Exception as problem:  # noqa: BLE001 - raised where a result is waited for
             return {}, problem
 

@@ -19,17 +19,15 @@ import uuid
 from functools import partial
 from pathlib import Path
 from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
-from carma_client import JobFailed, Refused, Unknown, requests
+from carma_client import JobFailed, Refused, Unknown
 from carmad.paths import user_cache_dir
 
-TYPE_CHECKING = False  # what it imports need not be there in older Pythons
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
-    from carma_client.steps import Steps
-    from carma_client.transport import Daemon
+    from carma_client.client import Client
 
 try:
     import cloudpickle
@@ -55,11 +53,11 @@ class JobTraceback(Exception):
 
 
 def submit_calls(
-    daemon: Daemon,
+    client: Client,
     function: Callable[..., Any],
     calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
     options: Mapping[str, Any],
-) -> Steps[tuple[str, Path]]:
+) -> tuple[str, Path]:
     """Submit a job, or an array of several, that calls the function with each of these arguments.
     Returns its label, and the folder of its calls."""
     named = _name_of(function)
@@ -76,9 +74,9 @@ def submit_calls(
             write_file(folder / f"{index}.call", call)
         argv = [sys.executable, *NO_CWD, "-u", "-m", "carma_client.function", named]
         own: dict[str, Any] = {"name": named.rpartition(":")[2], **options}
-        same_daemon = {"CARMA_SOCKET": str(Path(daemon.socket).absolute())}
+        same_daemon = {"CARMA_SOCKET": str(Path(client.socket).absolute())}
         own["export"] = {**same_daemon, **options.get("export", {}), CALLS: str(folder)}
-        label = yield from requests.submit(daemon, [*argv, digest.hexdigest()[:16]], own)
+        label = client.submit([*argv, digest.hexdigest()[:16]], **own)
     except Unknown:
         raise  # the job may be there
     except BaseException:

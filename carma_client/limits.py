@@ -1,8 +1,8 @@
-"""The limits of a process (`ulimit`) that its jobs inherit. `resource` would take longer."""
+"""The limits of a process (`ulimit`) that its jobs inherit."""
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Dict
+from __future__ import annotations
+
+from pathlib import Path
 
 # As /proc calls them, with what a login shell has if nobody changes it. Left out are limits that
 # count all of a user's processes, the processor time, which servers limit at login, and locked
@@ -17,10 +17,10 @@ _USUAL = {
 }
 
 
-def soft_limits() -> "Dict[str, int]":
+def soft_limits() -> dict[str, int]:
     """The soft limits that somebody has changed; -1: unlimited."""
     found = {}
-    with open("/proc/self/limits", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+    with Path("/proc/self/limits").open(encoding="utf-8", errors="replace") as file:
         for line in file:
             name, usual = _USUAL.get(line[:26].rstrip(), ("", ""))
             soft = line[26:].split()[0]

@@ -2,7 +2,7 @@
 as plain text.
 
 An attempt that finds text in its log writes a header line (`carmad.attempt.supervisor`). What
-follows, up to the next header, is that job's output. Imports stay light.
+follows, up to the next header, is that job's output.
 """
 
 from __future__ import annotations
@@ -13,21 +13,18 @@ import re
 import stat
 import time
 from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from carma_client import Refused
-from carma_client.requests import job_path
-from carma_client.steps import Found, Sleep
-from carma_client.transport import patiently
 from carmad.readable import clean
 from carmad.states import ENDED, NEW
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterator
     from typing import Any, BinaryIO
 
-    from carma_client.steps import Steps
-    from carma_client.transport import Daemon
+    from carma_client.client import Client
 
 BLOCK = 65536
 LOOK_S = 0.2  # between checks for new output
@@ -36,51 +33,49 @@ HEADER = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
 MOST_HEADER = 100  # bytes
 
 
-def lines(daemon: Daemon, label: str, follow: bool, stderr: bool) -> Steps[None]:
-    """Finds the lines that all attempts of a job have printed; `follow`: until it ends. Raises
-    OSError if the file cannot be read."""
+def lines(client: Client, label: str, follow: bool, stderr: bool) -> Generator[str, None, None]:
+    """As `Client.logs`."""
 
-    def ask() -> Steps[Any]:
-        return daemon.ask(job_path(label))
+    def ask() -> Any:
+        return client.patiently(lambda: client.job(label))
 
-    job = yield from ask()
+    job: Any = client.job(label)
     if job.get("interactive"):
         raise Refused(elsewhere(job))
     path: str = job["stderr" if stderr else "stdout"]
-    while follow and not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
-        yield Sleep(ASK_S)
-        job = yield from patiently(ask)
+    while follow and not Path(path).exists() and job["state"] not in ENDED:
+        client.pause(ASK_S)
+        job = ask()
     with open_log(path) as file:
         log = Log(file)
         shown = Lines()
         own = log.parts(job)
         end = file.tell()
         for text in blocks(file, own):
-            yield from _find(shown.feed(text))
+            yield from map(_as_text, shown.feed(text))
         file.seek(end)
         asked_at = 0.0
         while follow:
             now = time.monotonic()
             if now - asked_at >= ASK_S:
-                job, asked_at = (yield from patiently(ask)), now
+                job, asked_at = ask(), now
             for text in log.news():
-                yield from _find(shown.feed(text))
+                yield from map(_as_text, shown.feed(text))
             if job["state"] in ENDED:
                 break
-            yield Sleep(LOOK_S)
+            client.pause(LOOK_S)
         if rest := shown.rest():
-            yield from _find([rest])
+            yield _as_text(rest)
 
 
-def _find(lines: Iterable[bytes]) -> Steps[None]:
-    for line in lines:
-        yield Found(line.rstrip(b"\n").decode(errors="replace"))
+def _as_text(line: bytes) -> str:
+    return line.rstrip(b"\n").decode(errors="replace")
 
 
 def open_log(path: str) -> BinaryIO:
     """The log, to be read. Raises OSError, also if it is something that may never end: opening a
     pipe waits for its writer, and a device may do anything."""
-    _require_file(os.stat(path))  # noqa: PTH116
+    _require_file(Path(path).stat())
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb")
     try:
         _require_file(os.fstat(file.fileno()))  # it may have been replaced
@@ -103,7 +98,7 @@ def elsewhere(job: Any) -> str:
 
 
 class Log:
-    """A log file, read from its beginning to its end, and further as it grows."""
+    """A log file, read from where it is to its end, and further as it grows."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -235,20 +230,19 @@ LONGEST = 2_000  # characters of a line
 _ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])"
 
 
-class Tail:
+class Tail(NamedTuple):
     """`why`: instead of lines. `more`: the file has earlier ones."""
 
-    def __init__(self, lines: tuple[str, ...] = (), why: str = "", more: bool = False) -> None:
-        self.lines = lines
-        self.why = why
-        self.more = more
+    lines: tuple[str, ...] = ()
+    why: str = ""
+    more: bool = False
 
 
 def tail(path: str, job: Any, lines: int) -> Tail:
     """The last lines that the job wrote to the file, read with the caller's rights."""
     try:
         with open_log(path) as file:
-            return _of(file, job["id"], lines)
+            return _tail(file, job, lines)
     except (OSError, ValueError) as error:
         return Tail(why=unreadable(path, job, error))
 
@@ -282,7 +276,7 @@ def search(path: str, job: Any, text: str, most: int) -> Tail:
     try:
         number = 1
         for line in _ended_lines(output(path, job)):
-            whole = _last_state(line.rstrip(b"\n").decode(errors="replace"))
+            whole = _plain(line)
             at = whole.casefold().find(wanted)
             if at >= 0:
                 found.append(f"{number:>6}  {_cut(whole, at)}")
@@ -295,36 +289,17 @@ def search(path: str, job: Any, text: str, most: int) -> Tail:
     return Tail(tuple(found), more=count > most)
 
 
-def _of(file: BinaryIO, job: int, lines: int) -> Tail:
+def _tail(file: BinaryIO, job: Any, lines: int) -> Tail:
     size = file.seek(0, os.SEEK_END)
-    begin = max(0, size - READ_BYTES)
-    file.seek(begin)
-    data = file.read(READ_BYTES)
+    begin = file.seek(max(0, size - READ_BYTES))
     if begin:  # not from the middle of a line
-        data = data[data.find(b"\n") + 1 :]
-    own = _own(data, job)
-    found = [plain(line) for line in own.decode(errors="replace").rstrip("\n").split("\n")]
-    if not own:
+        file.seek(begin + file.read(READ_BYTES).find(b"\n") + 1)
+    parts = Log(file).parts(job)
+    found = [_cut(_plain(line)) for line in last_lines(file, parts, lines + 1)]
+    if not found:
         why = "the end of the file was written by other jobs" if size else "it is empty so far"
         return Tail(why=why, more=bool(begin))
     return Tail(tuple(found[-lines:]), more=bool(begin) or len(found) > lines)
-
-
-def _own(data: bytes, job: int) -> bytes:
-    """What follows the job's headers; and what has none, unless its first attempt has one."""
-    headers = list(HEADER.finditer(data))
-    begun = any(int(header[1]) == job and header[2] == b"1" for header in headers)
-    found = b"" if begun else data[: headers[0].start() if headers else None]
-    ends = [header.start() for header in headers[1:]] + [len(data)]
-    for header, end in zip(headers, ends):
-        if int(header[1]) == job:
-            found += data[header.start() : end]
-    return found
-
-
-def plain(line: str) -> str:
-    """A line as a terminal would show it in the end: of a progress bar, its last state."""
-    return _cut(_last_state(line))
 
 
 def _cut(line: str, around: int = 0) -> str:
@@ -334,7 +309,6 @@ def _cut(line: str, around: int = 0) -> str:
     return f"{'…' * (begin > 0)}{line[begin:end]}{'…' * (end < len(line))}"
 
 
-def _last_state(line: str) -> str:
-    states = re.sub(_ESCAPE, "", line).split("\r")
-    text = next((state for state in reversed(states) if state.strip()), "")
-    return clean(text.expandtabs(8))
+def _plain(line: bytes) -> str:
+    """Without what would control a terminal."""
+    return clean(re.sub(_ESCAPE, "", _as_text(line)).expandtabs(8))

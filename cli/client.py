@@ -1,14 +1,15 @@
 """The daemon's API, as all commands use it, at the socket that the environment names; and jobs as
-commands name them. Imports stay light."""
+commands name them."""
 
 from __future__ import annotations
 
-from carma_client.transport import TIMEOUT_S, Blocking, Broken, Daemon, parse, with_query
+from carma_client.client import Client
+from carma_client.transport import TIMEOUT_S, Broken, with_query
 from cli.problems import Refused, Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
 __all__ = [
@@ -19,12 +20,11 @@ __all__ = [
     "exit_code",
     "fold_labels",
     "get",
-    "get_text",
     "named",
     "outcomes",
     "outlive_stop",
-    "parse",
     "post",
+    "requeue",
     "resolve",
     "spans",
     "wait_for",
@@ -33,26 +33,16 @@ __all__ = [
 
 SLURM = "slurm:"
 
-_daemon = Blocking()
-get, get_text, post = _daemon.get, _daemon.get_text, _daemon.post
+_daemon = Client()
+get, post = _daemon.get, _daemon.post
+wait_for, requeue = _daemon.wait, _daemon.request_requeue
 
 
-def events(broken: Callable[[str], None] = lambda why: None, **query: object) -> Iterator[Any]:
+def events(broken: Callable[[str], None] = lambda why: None, **query: Any) -> Iterator[Any]:
     """The events, from a first one called `watching`, until all selected jobs have ended. If the
     daemon stops, `broken` is called, and the stream goes on after the last event once it is back.
     """
-    from carma_client import requests
-    from carma_client.steps import iterate
-
-    return iterate(requests.events(Daemon(), broken, **query))
-
-
-def wait_for(label: str) -> Any:
-    """The ended job. A daemon that restarts meanwhile is waited for."""
-    from carma_client.requests import wait
-    from carma_client.steps import run
-
-    return run(wait(Daemon(), label))
+    return _daemon.events(broken=broken, **query)
 
 
 def outlive_stop(ask: Callable[[], int]) -> int:
@@ -65,14 +55,6 @@ def outlive_stop(ask: Callable[[], int]) -> int:
         return ask()
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def requeue(body: dict[str, Any]) -> Any:
-    """The answer."""
-    from carma_client import requests
-    from carma_client.steps import run
-
-    return run(requests.requeue(_daemon, body))
 
 
 def named(word: str, about: str = "") -> tuple[Any, list[Any]]:
@@ -114,7 +96,7 @@ def resolve(word: str) -> str:
     return str(jobs[0]["label"]).partition("_")[0]
 
 
-def exit_code(job: dict[str, Any]) -> int:
+def exit_code(job: Mapping[str, Any]) -> int:
     """0 only for success; otherwise the program's code, 128+N if signal N ended it, or 1."""
     if job["state"] == "succeeded":
         return 0

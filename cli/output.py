@@ -134,10 +134,3 @@ def print_json(answer: Mapping[str, object]) -> None:
             text = json.dumps(value)
         fields.append(f"{json.dumps(name)}: {text}")
     print("{\n" + ",\n".join(fields) + "\n}")
-
-
-def print_text(json: Iterable[bytes]) -> None:
-    """JSON that is written as `print_json` does."""
-    sys.stdout.flush()
-    sys.stdout.buffer.writelines(json)
-    print()

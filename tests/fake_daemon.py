@@ -522,6 +522,7 @@ def serving(path: Path) -> Iterator[FakeDaemon]:
             payload = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
             self.send_header("X-Carma-Version", "0.1.0")
             self.end_headers()
             self.wfile.write(payload)

@@ -62,27 +62,13 @@ def queue(options: Namespace) -> int:
     if options.watch:
         return _watch(options, shown)
     if options.json:
-        _print_json(options)
+        output.print_json(_jobs(options))
         return 0
     answer = _jobs(options)
     output.show(job_table(answer["jobs"], shown, options.noheader))
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")
     return 0
-
-
-def _print_json(options: Namespace) -> None:
-    """As the daemon has written it, where that will do: to read a long line takes long. What is not
-    ASCII, and might control the terminal, is escaped; one of 0.1.0 writes no lines."""
-    names, codes = states_of(options.states)
-    if codes or options.sort:
-        output.print_json(_jobs(options))
-        return
-    text = client.get_text("/v1/jobs", **_query(options, names))
-    if text[:1] and text[0].startswith(b"{\n") and all(map(bytes.isascii, text)):
-        output.print_text(text)
-    else:
-        output.print_json(client.parse(text))
 
 
 def _watch(options: Namespace, shown: Sequence[str]) -> int:

@@ -52,8 +52,6 @@ def _in_turn(
             (free_s[n], times_s[window.kind], n)
             for n, window in enumerate(windows)
             if groups.fits[group, n]
-            and free_s[n] + times_s[window.kind] <= window.end_s
-            and (window.whole or not orders[n])
         ]
         if open_to:
             begin_s, time_s, n = min(open_to)

@@ -12,9 +12,8 @@ rightly.
 their mean were calibrated on the variant that packs nothing (`None`), to table 1's deadlines met \
 and mean JCT. So `None`'s own two figures are no result, and everybody's ratio to Cuckoo is.
 - **Stages** are Muri's, measured on two V100 (`lab/cuckoo/workload.py` has what was added).
-- **Groups start whole**, as in the paper: `joins = "partner"`, jobs compute from their launch on, \
-and the partner follows a second later. Nobody else joins whoever is left. `joins anyone` is \
-CARMA's default, on the jobs of table 3's stages.
+- **Groups start whole**, as in the paper: jobs compute from their launch on, and the partner \
+follows a second later. Nobody else joins whoever is left.
 - **What a pair comes to** is not the policy's own model: each job goes through its own stages, \
 nothing keeps them in step, and where both compute, or send, at once they slow each other down by \
 λ (GPU 1.5, fitted to Lucid's measured pairs; network 2). This is off by 5 % on measured pairs \

@@ -4,7 +4,7 @@ and which pairs are split again (3.3.4)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
@@ -37,7 +37,6 @@ GRAIN = 1_000_000  # the library's weights are integers
 
 Slowed = tuple[tuple[float, float], ...]  # slowdowns of a pair's iterations, by kind
 
-KNOWN = 512  # stages remembered with how they go together
 GAIN = 1e-6  # an eff_value must exceed 1 by this: less is rounding
 
 
@@ -122,14 +121,6 @@ class Memory(NamedTuple):
     conditions: Preconditions
 
 
-class Company(NamedTuple):
-    """How jobs (rows) run beside others (columns), as tables."""
-
-    efficiency: Numbers  # eff_value
-    slowed: Numbers  # slowdown of the row's iterations
-    slows: Numbers  # slowdown of the column's
-
-
 @dataclass(frozen=True, slots=True)
 class Packer:
     """`in_step`: the jobs of a group do one iteration each per round, as under the paper's (and
@@ -148,25 +139,16 @@ class Packer:
 
     def ends_s(self, one: Member, other: Member, kind: int) -> tuple[float, float]:
         """When each of the two is done on this kind of GPU if both begin now (`Group.ends_s`)."""
-        slowed = _cache_of(self).pair(one.stages[kind], other.stages[kind])
+        slowed = _slowdown(self, one.stages[kind], other.stages[kind])
         return ends(one.left_s[kind], other.left_s[kind], slowed, 0.0)
 
     def pairs(
         self, members: Sequence[Member], open_to: Set[int], memory: Memory
     ) -> Sequence[Group]:
         """The matching of members that ask for equally many GPUs. `open_to` has the kinds that they
-        may be packed for. If nothing has changed since the last plan, it is the same."""
+        may be packed for."""
         if len(members) < 2:
             return ()
-        known, gpus = _cache_of(self).pairs, members[0].job.spec.gpus
-        question = (members, open_to, memory)
-        if gpus not in known or known[gpus][0] != question:
-            known[gpus] = question, self._match(members, open_to, memory)
-        return known[gpus][1]
-
-    def _match(
-        self, members: Sequence[Member], open_to: Set[int], memory: Memory
-    ) -> Sequence[Group]:
         eff = self._efficiencies(members, open_to, memory)
         left_s = np.array([member.deadline_s for member in members])
         ddl = ddl_values(left_s[:, None], left_s)
@@ -178,12 +160,6 @@ class Packer:
             for (low, high), pair in zip(found, pairs, strict=True)
         ]
 
-    def company(self, rows: Sequence[Member], columns: Sequence[Member], kind: int) -> Company:
-        """The tables of rows beside columns."""
-        return _cache_of(self).table(
-            [member.stages[kind] for member in rows], [member.stages[kind] for member in columns]
-        )
-
     def _efficiencies(
         self, members: Sequence[Member], open_to: Iterable[int], memory: Memory
     ) -> Numbers:
@@ -192,7 +168,10 @@ class Packer:
         for kind in open_to:
             allowed = _may_pack(members, memory.by_kind[kind], memory.conditions)
             if allowed.any():
-                values = self.company(members, members, kind).efficiency
+                known = dict.fromkeys(member.stages[kind] for member in members)
+                places = {stages: n for n, stages in enumerate(known)}
+                at = [places[member.stages[kind]] for member in members]
+                values = _efficiencies(self, tuple(places))[np.ix_(at, at)]
                 np.maximum(best, np.where(allowed, values, 0.0), out=best)
         return best
 
@@ -202,86 +181,40 @@ class Packer:
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
     def _slowdowns(self, one: Member, other: Member) -> Slowed:
-        """For each kind of GPU, how many times as long the iterations of both take."""
-        known = _cache_of(self)
-        return tuple(known.pair(*kind) for kind in zip(one.stages, other.stages, strict=True))
+        """For each kind of GPU."""
+        kinds = zip(one.stages, other.stages, strict=True)
+        return tuple(_slowdown(self, *stages) for stages in kinds)
 
 
-class _Known:
-    """The table of each with each of the stages seen so far. Jobs stay queued from plan to plan,
-    and many are runs of the same one: only what is new is computed. Equal stages of members are the
-    same object (`members`), so they are found by identity."""
-
-    def __init__(self, packer: Packer) -> None:
-        self._packer = packer
-        self._stages: list[StageTimes] = []
-        self._places: dict[int, int] = {}  # of these, by their identity
-        self._efficiency = self._slowed = np.zeros((0, 0))
-        # By number of GPUs, what was asked last and the matching.
-        self.pairs: dict[int, tuple[tuple[object, ...], Sequence[Group]]] = {}
-
-    def pair(self, one: StageTimes, other: StageTimes) -> tuple[float, float]:
-        """The slowdown of each."""
-        low, high = self._find((one, other))
-        return float(self._slowed[low, high]), float(self._slowed[high, low])
-
-    def table(self, rows: Sequence[StageTimes], columns: Sequence[StageTimes]) -> Company:
-        places = self._find((*rows, *columns))
-        there = np.ix_(places[: len(rows)], places[len(rows) :])
-        return Company(self._efficiency[there], self._slowed[there], self._slowed.T[there])
-
-    def _find(self, wanted: Sequence[StageTimes]) -> list[int]:
-        """Their places, after computing what is missing."""
-        try:
-            return [self._places[id(stages)] for stages in wanted]
-        except KeyError:
-            self._learn({id(stages): stages for stages in wanted})
-            return self._find(wanted)
-
-    def _learn(self, wanted: Mapping[int, StageTimes]) -> None:
-        new = [stages for each, stages in wanted.items() if each not in self._places]
-        if len(self._stages) + len(new) > KNOWN:
-            self._stages, self._places, new = [], {}, list(wanted.values())
-        old = len(self._stages)
-        self._stages += new
-        self._places |= {id(stages): old + n for n, stages in enumerate(new)}
-        count = len(self._stages)
-        mine, everyone = self._packer.phases(new), self._packer.phases(self._stages)
-        mine_s, all_s = (standalone(self._packer.model, each) for each in (mine, everyone))
-        round_s = rounds(self._packer.model, mine, everyone)
-        efficiency, slowed = np.empty((count, count)), np.empty((count, count))
-        efficiency[:old, :old] = self._efficiency[:old, :old]
-        slowed[:old, :old] = self._slowed[:old, :old]
-        efficiency[old:] = eff_values(mine_s, all_s, round_s)
-        efficiency[:, old:] = efficiency[old:].T
-        slowed[old:] = np.maximum(1.0, round_s / mine_s[:, None])
-        slowed[:, old:] = np.maximum(1.0, round_s / all_s).T
-        self._efficiency, self._slowed = efficiency, slowed
+@lru_cache(maxsize=64)
+def _efficiencies(packer: Packer, stages: tuple[StageTimes, ...]) -> Numbers:
+    """eff_value of each with each."""
+    phases = packer.phases(stages)
+    alone_s = standalone(packer.model, phases)
+    return eff_values(alone_s, alone_s, rounds(packer.model, phases, phases))
 
 
-@lru_cache(maxsize=8)
-def _cache_of(packer: Packer) -> _Known:
-    return _Known(packer)
+@lru_cache(maxsize=4096)
+def _slowdown(packer: Packer, one: StageTimes, other: StageTimes) -> tuple[float, float]:
+    """How many times as long the iterations of each take."""
+    mine, theirs = packer.phases([one]), packer.phases([other])
+    round_s = rounds(packer.model, mine, theirs).item()
+    alone_s = (standalone(packer.model, each).item() for each in (mine, theirs))
+    slowed = [max(1.0, round_s / each) for each in alone_s]
+    return slowed[0], slowed[1]
 
 
 def _may_pack(
     members: Sequence[Member], whole_mib: float, conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
-    room = np.array([whole_mib - member.need_mib for member in members])
+    room_mib = np.array([whole_mib - member.need_mib for member in members])
+    need_mib = np.array([member.room_mib for member in members])
     uid = np.array([member.uid for member in members])
-    fits = may_join(members, room, conditions)
+    fits = (need_mib[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
     allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
-
-
-def may_join(
-    members: Sequence[Member], room_mib: Numbers, conditions: Preconditions
-) -> NDArray[np.bool_]:
-    """Whether each job (row) may join where this much room is left (column)."""
-    need = np.array([member.room_mib for member in members])
-    return (need[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
 
 
 def _first_first(one: Member, other: Member) -> tuple[Member, Member]:
@@ -339,13 +272,13 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     free = {where.kind(gpu) for gpu in shared if not gpu.residents}
     memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
     by_gpus: dict[int, list[Member]] = {}
-    for member in filter(may_pack, line):
+    for member in filter(_is_packable, line):
         by_gpus.setdefault(member.job.spec.gpus, []).append(member)
     open_to = free or {where.kind(gpu) for gpu in shared}
     return [pair for alike in by_gpus.values() for pair in packer.pairs(alike, open_to, memory)]
 
 
-def may_pack(member: Member) -> bool:
+def _is_packable(member: Member) -> bool:
     """Whether it may be packed: not if it wants certain GPUs, or a failure keeps it off some."""
     job = member.job
     return member.shares and not choice(job.spec) and not (job.retry and job.retry.avoid)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
-from carmad.plugin import Job, JobId, Links, Profile, StageTimes, View
+from carmad.plugin import Job, Links, Profile, StageTimes, View
 from policies.castor.neighbours import OVERRUN
 from policies.cuckoo.interleaving import Model, Phases, standalone
 from policies.cuckoo.site import Site
@@ -108,7 +108,8 @@ class Speeds:
     def on(self, stages: tuple[StageTimes, ...], kind: str) -> StageTimes:
         """The stage times given for this kind, or for any kind; otherwise those of the first kind
         given, with passes scaled: disk and network do not depend on the GPU."""
-        there = _find_given(stages, kind)
+        by_kind = {each.gpu: each for each in stages}
+        there = by_kind.get(kind) or by_kind.get("")
         if there is not None:
             return there
         first = stages[0]
@@ -123,103 +124,51 @@ class Speeds:
         )
 
 
-def _find_given(stages: tuple[StageTimes, ...], kind: str) -> StageTimes | None:
-    """The stage times given for this kind, or for any kind."""
-    by_kind = {each.gpu: each for each in stages}
-    return by_kind.get(kind) or by_kind.get("")
-
-
 class Member(NamedTuple):
     """A queued or running job. Times are in seconds from now, as if it were alone."""
 
     job: Job
     stages: tuple[StageTimes, ...]  # one per kind of the site; empty: unknown
     alone: tuple[float, ...]  # duration of an iteration, by kind
-    whole_s: tuple[float, ...]  # duration of the job, by kind
-    left_s: tuple[float, ...]  # the part of it that remains
+    left_s: tuple[float, ...]  # the part of its duration that remains, by kind
     deadline_s: float  # infinite: none
     need_mib: int
     room_mib: int  # that must be free beside another job: with the margins
     uid: int  # the user whose jobs it may share with under MPS; otherwise `ANYONE`
     shares: bool  # it need not be alone, and nothing is missing
     missing: str  # the reason code of what must be known before it is packed; "": nothing
-    guessed: bool  # its duration or its stages are derived from other jobs'
 
 
-class Members:
-    """The jobs of plans as members, kept from one plan to the next: only jobs that are new or have
-    changed are looked at."""
-
-    def __init__(self) -> None:
-        self._context: object = None
-        self._lasting: dict[JobId, Member] = {}
-
-    def find(self, jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
-        context = where.kinds, view.settings, model
-        before = self._lasting if context == self._context else {}
-        lasting: dict[JobId, Member] = {}
-        others, now, found = _Others(jobs), view.now, []
-        for job in jobs:
-            member = before.get(job.id)
-            if member is None or member.job is not job:
-                member = _member(job, where, model, view, others)
-            if not member.guessed:
-                lasting[job.id] = member
-            if job.attempts:
-                left = tuple([left_s(job, now, whole_s) for whole_s in member.whole_s])
-                member = member._replace(left_s=left)
-            if job.spec.deadline_at is not None:
-                member = member._replace(deadline_s=job.spec.deadline_at - now)
-            found.append(member)
-        self._context, self._lasting = context, lasting
-        return found
+def find_members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
+    known = [seconds for job in jobs if (seconds := job.expected_s) is not None]
+    mean_s = math.fsum(known) / len(known) if known else UNHEARD_S
+    speeds = Speeds.compare(jobs)
+    return [_member(job, where, model, view, mean_s, speeds) for job in jobs]
 
 
-class _Others:
-    """What the jobs of a plan say of those about which less is known."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-
-    @cached_property
-    def mean_s(self) -> float:
-        """The duration that is assumed of a job if it is not known."""
-        known = [seconds for job in self._jobs if (seconds := job.expected_s) is not None]
-        return math.fsum(known) / len(known) if known else UNHEARD_S
-
-    @cached_property
-    def speeds(self) -> Speeds:
-        return Speeds.compare(self._jobs)
-
-
-def _member(job: Job, where: Site, model: Model, view: View, others: _Others) -> Member:
-    """The job as if it had no deadline and had not run yet."""
+def _member(
+    job: Job, where: Site, model: Model, view: View, mean_s: float, speeds: Speeds
+) -> Member:
+    """`mean_s`: the duration that is assumed if it is not known."""
     told = find_stage_times(job, where.kinds[0], view.settings.links)
-    given = [_find_given(told, kind) for kind in where.kinds]
-    stages: tuple[StageTimes, ...] = ()
-    alone = (1.0,) * len(where.kinds)
-    if told:
-        kinds = zip(given, where.kinds, strict=True)
-        on_kinds = tuple([there or others.speeds.on(told, kind) for there, kind in kinds])
-        stages, alone = _time_alone(on_kinds, model)
+    stages = tuple([speeds.on(told, kind) for kind in where.kinds]) if told else ()
+    alone = _time_alone(stages, model) if stages else (1.0,) * len(where.kinds)
     expected_s, wanted, missing = job.expected_s, view.demand(job), _missing(job, told)
     # Predictions are assumed to be for the first kind.
-    first_s = others.mean_s if expected_s is None else expected_s
-    whole_s = tuple([first_s * each / alone[0] for each in alone])
+    first_s = mean_s if expected_s is None else expected_s
+    deadline_at = job.spec.deadline_at
     margin = margin_mib(job.retry, view.settings.preconditions_for("cuckoo"))
     return Member(
         job,
         stages,
         alone,
-        whole_s,
-        left_s=whole_s,
-        deadline_s=math.inf,
+        left_s=tuple([left_s(job, view.now, first_s * each / alone[0]) for each in alone]),
+        deadline_s=math.inf if deadline_at is None else deadline_at - view.now,
         need_mib=need_mib(job),
         room_mib=need_mib(job) + margin,
         uid=ANYONE if wanted.mps_uid is None else wanted.mps_uid,
         shares=not missing and not wanted.alone,
         missing=missing,
-        guessed=expected_s is None or (bool(told) and not all(given)),
     )
 
 
@@ -235,12 +184,8 @@ def _missing(job: Job, stages: tuple[StageTimes, ...]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _time_alone(
-    stages: tuple[StageTimes, ...], model: Model
-) -> tuple[tuple[StageTimes, ...], tuple[float, ...]]:
-    """The stages, the same object for equal ones, and the iteration time alone, for each kind of
-    GPU."""
-    return stages, tuple(standalone(model, Phases.of(stages)).tolist())
+def _time_alone(stages: tuple[StageTimes, ...], model: Model) -> tuple[float, ...]:
+    return tuple(standalone(model, Phases.of(stages)).tolist())
 
 
 def left_s(job: Job, now: float, whole_s: float) -> float:
@@ -252,39 +197,18 @@ def left_s(job: Job, now: float, whole_s: float) -> float:
     return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s
 
 
-def due_at(job: Job, now: float, whole_s: float) -> float:
-    """When a running job should end alone; once that has passed, a tenth later, and so on. The same
-    time in every plan until then."""
-    due_s, attained_s = max(whole_s, LEAST_S), job.attained_s(now)
-    while due_s <= attained_s:
-        due_s *= 1 + OVERRUN
-    if job.started_at is None:
-        return now - job.served_s + due_s
-    at = job.started_at - job.served_s + due_s
-    while job.attained_s(at) < due_s:  # rounding: it must not still be due when the time has come
-        at = math.nextafter(at, math.inf)
-    return at
-
-
-def in_reach(jobs: Sequence[Job], where: Site, joinable: Collection[int]) -> list[Job]:
-    """The jobs to plan, of those that can ever start, in queue order. Only jobs about which
-    something is known may join one that runs."""
-    most: dict[int, tuple[int, int]] = {}  # by number of GPUs: of unknown and of known jobs
-    left = 0
+def in_reach(jobs: Sequence[Job], where: Site) -> list[Job]:
+    """The jobs to plan, of those that can ever start, in queue order."""
+    left: dict[int, int] = {}  # by number of GPUs
     for gpus, waiting in Counter(map(attrgetter("spec.gpus"), jobs)).items():
         sets = len(where.gpus) // gpus
-        choice, following = max(LEAST_CHOICE, CHOICE * sets), max(LEAST_NEXT, sets)
-        starting = choice if where.idle >= gpus else following
-        most[gpus] = starting, choice if gpus in joinable else starting
-        left += min(waiting, most[gpus][1])
+        few, many = max(LEAST_NEXT, sets), max(LEAST_CHOICE, CHOICE * sets)
+        left[gpus] = min(waiting, many if where.idle >= gpus else few)
     found: list[Job] = []
-    counts: Counter[int] = Counter()
     for job in jobs:
-        gpus = job.spec.gpus
-        is_known = job.profile is not None or bool(job.stage_times)
-        if counts[gpus] < most[gpus][is_known] and where.holds(job):
-            counts[gpus] += 1
+        if left[job.spec.gpus] and where.holds(job):
+            left[job.spec.gpus] -= 1
             found.append(job)
-            if len(found) == left:
+            if not any(left.values()):
                 break
     return found

@@ -22,28 +22,21 @@ BETWEEN_EQUALS = 1e-6  # extra weight of the costs of groups that are earlier in
 
 
 class Window(NamedTuple):
-    """When a set of GPUs of one kind is free, or a place beside a job that runs there."""
+    """When a set of GPUs of one kind is free."""
 
     kind: int
     begin_s: float = 0.0  # of busy sets: when the jobs there are predicted to end
-    end_s: float = math.inf  # when promised to others: at most one group fits, if done by then
-
-    @property
-    def whole(self) -> bool:
-        return self.end_s == math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups to plan, as arrays with one row per group. Each place beside a running job is a
-    separate kind."""
+    """The groups to plan, as arrays with one row per group."""
 
     time_s: Numbers  # (groups, kinds): its duration there
     latest_s: Numbers  # (groups, kinds): when it must begin there to meet its deadlines
     fits: NDArray[np.bool_]  # (groups, windows)
     submitted_at: Numbers
     deadline_s: Numbers  # the earliest one
-    late_s: Numbers  # how late it is without any of these windows
 
     def average_s(self) -> Numbers:
         """T of equation 13, per kind."""
@@ -86,17 +79,15 @@ def min_cost(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
 
 
 def costs(groups: Groups, windows: Sequence[Window], slots: Slots) -> Numbers:
-    """Equations 13 and 14 for each group and slot, minus the cost of having no slot.
+    """Equations 13 and 14 for each group and slot.
 
     A group is as late as the latest of its jobs: with one job, or two with the same deadline and
     duration, that is the paper's D.
     """
     kind = np.array([window.kind for window in windows])[slots.window]
-    end_s = np.array([window.end_s for window in windows])[slots.window]
     complete_s = slots.begin_s + groups.time_s[:, kind]
     late_s = np.maximum(0.0, slots.begin_s - groups.latest_s[:, kind])
-    possible = groups.fits[:, slots.window] & (complete_s <= end_s)
-    return np.where(possible, complete_s + late_s - groups.late_s[:, None], NEVER)
+    return np.where(groups.fits[:, slots.window], complete_s + late_s, NEVER)
 
 
 def first_slots(groups: Groups, windows: Sequence[Window]) -> Slots:
@@ -107,11 +98,9 @@ def first_slots(groups: Groups, windows: Sequence[Window]) -> Slots:
     length_s = groups.average_s()[[window.kind for window in windows]]
     starts_s = begin_s[:, None] + np.arange(count) * length_s[:, None]
     ends_s = starts_s + length_s[:, None]
-    ends_s[[not window.whole for window in windows], 1:] = np.inf
     enough = min(math.ceil(SPARE_SLOTS * count) + len(windows), ends_s.size)
     kept = np.zeros(ends_s.shape, dtype=bool)
     kept.ravel()[np.argpartition(ends_s, enough - 1, axis=None)[:enough]] = True
-    kept &= np.isfinite(ends_s)
     kept[:, 0] = True
     window, order = np.nonzero(kept)
     return Slots(window, order + 1, starts_s[window, order])

@@ -3,10 +3,9 @@ uses which GPUs when, at the lowest cost.
 
 The paper packs jobs and starts both at once. On CARMA's GPUs the second job may join only when the
 first has run its first kernel and settled. So the job of a pair with the earlier deadline starts,
-and its partner follows (`joining`); or, with `joins = "any"`, a place beside a job that runs alone
-goes to the job that saves most by it, whoever it was packed with. Planning starts over
-when something has changed (`remembering`), and so adapts to what really happens: a job that has
-outlived its prediction is assumed to continue, and its successors are planned for later.
+and its partner follows (`joining`). Planning starts over each time, and so adapts to what really
+happens: a job that has outlived its prediction is assumed to continue, and its successors are
+planned for later.
 
 A plan covers a few jobs for each set of GPUs, so that its cost depends on the number of GPUs and
 not on the length of the queue.
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from carmad.plugin import (
@@ -39,15 +38,14 @@ from carmad.plugin import (
     View,
 )
 from policies.builtin import in_order
-from policies.cuckoo import CuckooSettings, Joins
+from policies.cuckoo import CuckooSettings
 from policies.cuckoo.groups import Packer, group
 from policies.cuckoo.interleaving import Asynchronous
-from policies.cuckoo.joining import awaiting, joins, turns
-from policies.cuckoo.members import Members, in_reach
+from policies.cuckoo.joining import Memory, awaiting, recall, turns
+from policies.cuckoo.members import find_members, in_reach
 from policies.cuckoo.planning import Planner, min_cost
-from policies.cuckoo.remembering import Basis, Made, Memory, find_valid
-from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
-from policies.cuckoo.site import NOTHING, Site, joinable, site
+from policies.cuckoo.schedule import Schedule, Turn, schedule
+from policies.cuckoo.site import NOTHING, Site, site
 from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, only_idle
 from policies.profiling import ProfilingPool, profiling_run, set_aside
@@ -66,11 +64,9 @@ class Cuckoo:
     conditions: Preconditions
     unshared: Ranked
     packer: Packer
-    joins: Joins
     planner: Planner = min_cost
     packs: bool = True
     heterogeneous: bool = True  # False: all GPUs count as the first one's kind
-    members: Members = field(default_factory=Members)  # of the last plan
 
     def order(self, job: Job) -> float:
         """Earliest deadline first."""
@@ -124,12 +120,11 @@ class Cuckoo:
             return
         where = site(view, closed, self.heterogeneous)
         partners = awaiting(view, jobs, where)
-        made, may_start = self._make(view, jobs, where, partners)
-        plan, since_s = made.schedule, view.now - made.at
+        plan = self._schedule(view, jobs, where, partners)
         pairs = {first: second.id for first, second in partners.items()}
         started: set[JobId] = set()
         refused = {}
-        for turn in [turn.later(since_s) for turn in plan.turns if may_start]:
+        for turn in plan.turns:
             first, *others = turn.planned.group.members
             joins = turn.planned.group.running
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
@@ -144,57 +139,37 @@ class Cuckoo:
             view = view.with_placement(job, placement.gpus, placement.profiling)
             if joins:
                 pairs.pop(first.job.id, None)
-            elif others and self.joins == "partner":
+            elif others:
                 pairs[first.job.id] = others[0].job.id
-        memory = Memory(tuple(pairs.items()), None if started else made)
-        if memory != (view.memory or Memory()):
+        memory = Memory(tuple(pairs.items()))
+        if memory != recall(view):
             yield Remember(memory)
         if len(jobs) > len(started):
             left = (job for job in jobs if job.id not in started)
-            yield from self._waiting(islice(left, TOLD), refused, made, view, where.idle)
-            if plan.due_at is not None:
-                yield AskAgain(plan.due_at)
-
-    def _make(
-        self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
-    ) -> tuple[Made, bool]:
-        """The last plan if it is still valid, or else a new one; and whether any job might start:
-        GPUs are idle, a partner awaits its turn, or a running job might be joined."""
-        joining = {job.id for job in partners.values()}
-        others = [job for job in jobs if job.id not in joining] if joining else jobs
-        open_to = joinable(view, where) if self.joins == "any" else set()
-        line = in_reach(others, where, open_to)
-        may_start = bool(partners) or any(
-            job.spec.gpus <= where.idle or (job.spec.gpus in open_to and self._packs(view))
-            for job in line
-        )
-        basis = Basis.of(view, line, partners, where)
-        made = find_valid(view, basis, may_start)
-        return made or Made(view.now, basis, self._schedule(view, line, where, partners)), may_start
+            yield from self._waiting(islice(left, TOLD), refused, plan, view, where.idle)
+            if plan.due_s is not None:
+                yield AskAgain(view.now + plan.due_s)
 
     def _schedule(
-        self, view: View, line: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
+        self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
     ) -> Schedule:
+        joining = {job.id for job in partners.values()}
+        line = in_reach([job for job in jobs if job.id not in joining], where)
         if not line and not partners:
             return Schedule()
         there = {job.id for gpu in where.gpus for job in gpu.residents}
         running = [job for job in view.running if job.id in there]
         covered = [*line, *partners.values(), *running]
-        known = iter(self.members.find(covered, where, self.packer.model, view))
+        known = iter(find_members(covered, where, self.packer.model, view))
         in_line = list(islice(known, len(line)))
         awaited = dict(zip(partners, known, strict=False))
         on_gpus = list(known)
         packs = self._packs(view)
         groups = group(view, in_line, on_gpus, where, self.packer if packs else None)
         plan = schedule(groups, on_gpus, awaited, where, self.packer, self.planner)
-        plan = plan._replace(due_at=first_due(on_gpus, where, view.now))
         if not packs:
             return plan
-        if self.joins == "any":
-            more = joins(view, plan.planned, on_gpus, where, self.packer, self.planner)
-        else:
-            more = turns(awaited, on_gpus, where, self.packer)
-        return plan.with_joins(tuple(more))
+        return plan.with_joins(tuple(turns(awaited, on_gpus, where, self.packer)))
 
     def _packs(self, view: View) -> bool:
         return self.packs and view.settings.collocation.max_jobs_per_gpu > 1
@@ -236,13 +211,12 @@ class Cuckoo:
         self,
         jobs: Iterable[Job],
         refused: Mapping[JobId, Placement],
-        made: Made,
+        plan: Schedule,
         view: View,
         idle: int,
     ) -> Iterator[Placement]:
         for n, job in enumerate(jobs):
-            planned = made.schedule.planned.get(job.id)
-            planned = planned and planned.later(view.now - made.at)
+            planned = plan.planned.get(job.id)
             reasons = waiting(job, planned, self._packs(view)) if planned else ()
             if job.id in refused:
                 yield replace(refused[job.id], reasons=reasons)
@@ -261,7 +235,6 @@ def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
         conditions,
         Ranked("cuckoo", filters, in_order),
         Packer(Asynchronous(own.lambda_gpu, own.lambda_network), own.weight),
-        own.joins,
     )
 
 

@@ -1,19 +1,18 @@
-"""The GPUs that a plan covers. What is known of a node's is kept in its `memo`."""
+"""The GPUs that a plan covers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import chain
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, NodeView, Settings, View, choice, idle
+from carmad.plugin import GpuId, GpuView, Job, Settings, View, choice, idle
 
 NOTHING: frozenset[GpuId] = frozenset()
 
 
-class Rack(NamedTuple):
-    """The part of a site that is on one node."""
+class Site(NamedTuple):
+    """The GPUs that a plan covers."""
 
     gpus: tuple[GpuView, ...]
     kinds: tuple[str, ...]  # in the order in which they first appear
@@ -22,31 +21,6 @@ class Rack(NamedTuple):
     strays: Mapping[GpuId, int]  # users of clients, of no job, that are left on GPUs' MPS servers
     idle: int  # GPUs without jobs
     single: frozenset[GpuId]  # GPUs with one job
-
-    @classmethod
-    def of(cls, node: NodeView, aside: frozenset[GpuId], settings: Settings) -> Rack:
-        gpus = tuple(gpu for gpu in node.gpus if gpu.id not in aside and usable(gpu, settings))
-        return cls(
-            gpus,
-            tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus)),
-            min(map(memory_mib, gpus), default=math.inf),
-            not any(gpu.gpu.is_mig for gpu in gpus),
-            {gpu.id: gpu.mps_stray[0] for gpu in gpus if gpu.mps_stray and not gpu.gpu.is_mig},
-            sum(not gpu.residents for gpu in gpus),
-            frozenset(gpu.id for gpu in gpus if len(gpu.residents) == 1),
-        )
-
-
-class Site(NamedTuple):
-    """The GPUs that a plan covers."""
-
-    gpus: tuple[GpuView, ...]
-    kinds: tuple[str, ...]
-    least_mib: float
-    whole: bool
-    strays: Mapping[GpuId, int]
-    idle: int
-    single: frozenset[GpuId]
     one_user: bool  # all clients on a node share an MPS server that serves one user at a time
 
     def server(self, job: Job) -> int | None:
@@ -87,20 +61,17 @@ class Site(NamedTuple):
 
 def site(view: View, aside: frozenset[GpuId], heterogeneous: bool) -> Site:
     """All GPUs that jobs may use at some time, except those reserved for profiling."""
-    racks = [
-        node.memo.recall((Rack, aside), Rack.of, node, aside, view.settings) for node in view.nodes
-    ]
-    gpus, kinds, least_mib, whole, strays, idle, single = zip(*racks, strict=True)
-    found = tuple(dict.fromkeys(chain.from_iterable(kinds)))
+    gpus = tuple(gpu for gpu in view.gpus if gpu.id not in aside and usable(gpu, view.settings))
+    kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
     shared = view.settings.collocation
     return Site(
-        tuple(chain.from_iterable(gpus)),
-        found if heterogeneous else found[:1],
-        min(least_mib),
-        all(whole),
-        {gpu: uid for each in strays for gpu, uid in each.items()},
-        sum(idle),
-        NOTHING.union(*single),
+        gpus,
+        kinds if heterogeneous else kinds[:1],
+        min(map(memory_mib, gpus), default=math.inf),
+        not any(gpu.gpu.is_mig for gpu in gpus),
+        {gpu.id: gpu.mps_stray[0] for gpu in gpus if gpu.mps_stray and not gpu.gpu.is_mig},
+        sum(not gpu.residents for gpu in gpus),
+        frozenset(gpu.id for gpu in gpus if len(gpu.residents) == 1),
         shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser,
     )
 
@@ -114,12 +85,3 @@ def usable(gpu: GpuView, settings: Settings) -> bool:
     """Whether it is neither out of service nor used by external processes."""
     broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
     return not broken and (bool(gpu.residents) or idle(gpu, settings) is None)
-
-
-def joinable(view: View, where: Site) -> set[int]:
-    """The numbers of GPUs of the jobs that another job might join."""
-    return {
-        job.spec.gpus
-        for job in view.running
-        if where.single.issuperset(job.gpus) and not view.demand(job).alone
-    }

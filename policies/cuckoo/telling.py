@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, Job, JobId, Reason
+from carmad.plugin import Job, JobId, Reason
 from policies.cuckoo.groups import Group
 from policies.cuckoo.members import Member
 from policies.reasons import expectation
@@ -17,22 +16,10 @@ class Planned(NamedTuple):
     """A group's place in a plan. Times are in seconds from now."""
 
     group: Group
-    rank: int = 0  # 0: it was first in the queue
     begin_s: float = 0.0
     ends_s: tuple[float, ...] = ()  # of each of its jobs; empty: it has no GPUs in the plan
-    gpus: tuple[GpuId, ...] = ()
-    order: int = 1  # on these GPUs
+    order: int = 1  # on its GPUs
     after: tuple[JobId, ...] = ()  # the jobs that use them until then
-
-    def later(self, by_s: float) -> Planned:
-        """The same plan, when so much time has passed. A turn that is now is now then, too."""
-        if not by_s:
-            return self
-        members = tuple(m._replace(deadline_s=m.deadline_s - by_s) for m in self.group.members)
-        group = replace(self.group, members=members)
-        gone_s = by_s if self.begin_s > 0 else 0.0
-        ends_s = tuple(end_s - gone_s for end_s in self.ends_s)
-        return self._replace(group=group, begin_s=self.begin_s - gone_s, ends_s=ends_s)
 
     def partner(self, member: Member) -> Member | None:
         return next((each for each in self.group.members if each is not member), None)

@@ -19,8 +19,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from carma_client import AsyncClient, Client, Executor, Refused, Unknown, Unreachable, steps
+from carma_client import AsyncClient, Client, Executor, Refused, Unknown, Unreachable
 from carma_client.options import Options
+from carma_client.transport import Connection
 from docs.pages.http_api import schema
 from tests import api_server
 from tests.aio import run_async
@@ -30,7 +31,7 @@ from tests.daemon import NO_KERNELS, ROOT, Carmad, running
 from tests.functions import add
 from tests.waiting import PATIENCE_S, until
 
-SENT: list[bytes] = []  # all requests of this module
+SENT: list[tuple[str, str, bytes]] = []  # all requests of this module: method, target, body
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +50,13 @@ def client(carmad: Carmad, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = steps.Send.__init__
+    request = Connection.request
 
-    def note(self: steps.Send, socket: Any, data: bytes, within_s: float) -> None:
-        SENT.append(data)
-        made(self, socket, data, within_s)
+    def note(self: Connection, method: str, url: str, *more: Any, headers: Any = None) -> None:
+        SENT.append((method, url, more[0].getvalue() if more else b""))
+        request(self, method, url, *more, headers=headers)
 
-    monkeypatch.setattr(steps.Send, "__init__", note)
+    monkeypatch.setattr(Connection, "request", note)
 
 
 # commands
@@ -143,7 +144,8 @@ def test_an_answer_that_is_lost_leaves_it_open_what_was_done(tmp_path: Path) -> 
 
         def dies() -> None:
             with daemon.accept()[0] as connection:
-                connection.recv(1 << 20)
+                while b'"argv"' not in connection.recv(1 << 20):
+                    pass
 
         threading.Thread(target=dies).start()
         with pytest.raises(Unknown, match="without an answer") as lost:
@@ -182,11 +184,14 @@ def own(tmp_path: Path) -> Iterator[Carmad]:
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_it_waits_follows_and_listens_over_a_restart(own: Carmad, how: str) -> None:
-    """Both clients at once, of one job that ends only after the restart."""
+    """Both clients at once, of one job that ends only after the restart, and one that ends while
+    the daemon is away."""
     client, go = Client(own.socket), own.work / "go"
     script = f"echo before; while [ ! -e {go} ]; do sleep 0.05; done; echo after"
     label = client.submit(["sh", "-c", script], cwd=str(own.work))
     own.await_state(int(label), "running", "starting")
+    away = client.submit(["sh", "-c", f"while [ ! -e {own.work}/away ]; do sleep 0.05; done"])
+    own.await_state(int(away), "running", "starting")
     found: dict[str, Any] = {}
     broke: list[str] = []
     earlier = len(SENT)
@@ -203,7 +208,9 @@ def test_it_waits_follows_and_listens_over_a_restart(own: Carmad, how: str) -> N
 
     async def all_of_it() -> None:
         theirs = AsyncClient(own.socket)
-        found["async"], _ = await asyncio.gather(theirs.wait(label), follow(theirs))
+        found["async"], found["away"], _ = await asyncio.gather(
+            theirs.wait(label), theirs.wait(away), follow(theirs)
+        )
 
     threads = [
         threading.Thread(target=lambda: found.update(wait=client.wait(label))),
@@ -213,16 +220,20 @@ def test_it_waits_follows_and_listens_over_a_restart(own: Carmad, how: str) -> N
     ]
     for thread in threads:
         thread.start()
-    waiting = f"/v1/jobs/{label}/wait?timeout_s=30".encode()
-    until(lambda: sum(waiting in each for each in SENT[earlier:]) == 2, "both to wait")
+    waits = f"/v1/jobs/{label}/wait?timeout_s="
+    until(lambda: ("GET", f"{waits}30", b"") in SENT[earlier:], "one to wait")
+    asked = ("GET", f"{waits}0", b"")  # by both at first, and by the other when it follows
+    until(lambda: SENT[earlier:].count(asked) == 3, "the other to wait")
     until(lambda: lines, "both to follow")  # the first question of all is not asked again
     getattr(own, how)()
     until(lambda: broke, "the stream to notice")
+    (own.work / "away").touch()
     own.start()
     go.touch()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert found["wait"]["state"] == found["async"]["state"] == "succeeded"
+    assert found["away"]["state"] == "succeeded"
     assert (found["logs"], lines) == (["after"], ["before", "after"])
     assert found["events"][-1]["event"] == "ended"
 
@@ -293,14 +304,43 @@ def test_what_is_cancelled_leaves_no_connection(carmad: Carmad, client: Client) 
     async def main() -> None:
         theirs = AsyncClient(carmad.socket)
         label = await theirs.submit(["true"], held=True)
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = connections()
         for waits in (theirs.wait(label), listed(theirs.events(label))):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(waits, 0.2)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        until(lambda: connections() == before, "its threads to end")
         await theirs.cancel(label)
 
     run_async(main())
+
+
+def connections() -> int:
+    count = 0
+    for each in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            count += "socket" in str(each.readlink())
+    return count
+
+
+def test_hundreds_of_jobs_are_awaited_on_one_connection(carmad: Carmad, client: Client) -> None:
+    async def main() -> set[str]:
+        theirs = AsyncClient(carmad.socket)
+        label = client.submit(["true"], gpus=0, held=True, array={"indices": list(range(500))})
+        before = connections()
+        tasks = [asyncio.ensure_future(theirs.wait(f"{label}_{n}")) for n in range(500)]
+        whole = asyncio.ensure_future(theirs.wait(label))
+        asked = f"/v1/jobs/{label}"
+        while sum(target.startswith(asked) for _, target, _ in SENT) < 2 * 501:
+            await asyncio.sleep(0.05)
+        while connections() != before + 1:  # each has asked again since it listens
+            await asyncio.sleep(0.05)
+        await theirs.cancel(label)
+        jobs = await asyncio.gather(whole, *tasks)
+        while connections() != before:
+            await asyncio.sleep(0.05)
+        return {job["state"] for job in jobs}
+
+    assert run_async(asyncio.wait_for(main(), PATIENCE_S)) == {"cancelled"}
 
 
 # the API, and what is imported
@@ -339,9 +379,7 @@ def test_its_requests_are_those_of_the_api(carmad: Carmad, client: Client) -> No
     client.wait(client.submit(["true"], gpus=0))
     next(client.events(since="2020-01-01T00:00:00Z"))
     paths = schema()["paths"]
-    for each in SENT:
-        head, _, body = each.partition(b"\r\n\r\n")
-        method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
+    for method, target, body in SENT:
         path = re.sub(r"/jobs/[^/]+", "/jobs/{label}", urlsplit(target).path)
         known = paths[path][method.lower()]
         named = {one["name"] for one in known.get("parameters", ())}
@@ -360,7 +398,7 @@ def test_importing_the_client_imports_little() -> None:
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     loaded = set(ran.stdout.split())
     assert "carma_client.client" in loaded
-    heavy = {"asyncio", "pickle", "typing", "dataclasses", "pydantic", "http.client", "pathlib"}
+    heavy = {"asyncio", "pickle", "dataclasses", "pydantic"}
     assert not loaded & heavy
     assert {name for name in loaded if name.startswith("carmad")} == {
         "carmad",

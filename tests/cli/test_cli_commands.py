@@ -386,30 +386,6 @@ def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixt
     assert [one["id"] for one in json.loads(capsys.readouterr().out)["jobs"]] == [50]
 
 
-JOBS = b'{\n"schema": 1,\n"more": 0,\n"jobs": [\n{"id":50, "code":"H","name":"x"}\n]\n}'
-
-
-def test_a_line_is_passed_on_as_the_daemon_has_written_it(
-    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    text = JOBS
-
-    def get_text(path: str, **query: object) -> list[bytes]:
-        return [text[:9], text[9:]]
-
-    monkeypatch.setattr("cli.client.get_text", get_text)
-    assert run(["queue", "--json"]) == 0
-    assert capsysbinary.readouterr().out == JOBS + b"\n"
-    text = JOBS.replace(b"x", "\x9b2J".encode())
-    assert run(["queue", "--json"]) == 0
-    escaped = capsysbinary.readouterr().out
-    assert escaped.isascii(), "to a terminal, U+009B is the beginning of a command"
-    assert json.loads(escaped) == json.loads(text)
-    text = JOBS.replace(b"\n", b"")
-    assert run(["queue", "--json"]) == 0
-    assert capsysbinary.readouterr().out.splitlines() == JOBS.replace(b", ", b",").splitlines()
-
-
 # steering
 
 
@@ -924,7 +900,7 @@ DAILY = [
     if (first := words.split()[0]) not in HEAVY_VERBS and NAMED[first].reads == ARGPARSE
 ]
 DAILY += ["completion ids", "queue --json"]
-HEAVY = {"typer", "textual", "pydantic", "asyncio", "http.client"}
+HEAVY = {"typer", "textual", "pydantic", "asyncio"}
 
 
 @pytest.mark.parametrize("words", DAILY)
@@ -945,7 +921,7 @@ def test_what_people_type_all_day_imports_nothing_heavy(
     loaded = set(found.stdout.splitlines()[-1].split())
     assert "cli.client" in loaded
     assert not HEAVY & loaded
-    assert not {"carma_client.client", "carma_client.aio", "carma_client.function"} & loaded
+    assert not {"carma_client.aio", "carma_client.function"} & loaded
     assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
 
 
@@ -1058,25 +1034,6 @@ def test_the_terminal_s_width_is_respected(fake: FakeDaemon) -> None:
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="n" * 300)]}
     lines = on_a_terminal("queue", NO_COLOR="1").splitlines()
     assert max(map(len, lines)) <= 120
-
-
-def test_an_older_carmad_gets_no_field_that_it_does_not_know(
-    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It refuses the whole request, as 0.1.0 does."""
-    answer = fake.answer
-
-    def older(method: str, target: str, body: Any) -> tuple[int, Any]:
-        for name in ("asks", "limits", "retry_on", "comment"):
-            if name in (body or {}):
-                words = f"{name}: Extra inputs are not permitted"
-                return 422, {"error": words, "hint": "", "code": "bad_request"}
-        return answer(method, target, body)
-
-    monkeypatch.setattr(fake, "answer", older)
-    monkeypatch.setattr("cli.submission.soft_limits", lambda: {"nofile": 7})
-    assert run(["submit", "true"]) == 0 and "env" in fake.body
-    assert run(["requeue", "42"]) == 0 and fake.body["select"] == "42"
 
 
 def test_a_requeue_leaves_out_what_is_not_utf_8(

@@ -32,7 +32,7 @@ from tests.terminal import Terminal
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("typer", "rich", "http.client", "sqlalchemy", "pydantic", "asyncio", "typing", "shutil")
+HEAVY = ("typer", "rich", "sqlalchemy", "pydantic", "asyncio", "shutil")
 
 
 def script(path: Path, text: str, mode: int = 0o644) -> str:
@@ -356,6 +356,7 @@ def test_every_option_arrives(
         "argv": ["prog"],
         "cwd": str(tmp_path),
         "name": "x",
+        "unless_running": None,
         "export": {"SLURM_SUBMIT_DIR": str(tmp_path), "A": "b c"},
         "conda_env": "ml",
         "container": "torch",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -17,34 +16,10 @@ import pytest
 from carma_client import transport
 from carmad import paths
 from cli import client
-from cli.problems import Refused, Unreachable
+from cli.problems import Unreachable
 
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"good": 42}'
 Behaviour = Callable[[socket.socket], None]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['{"a": [1, 2.5, -1e3, "\\u00e9é", true, null, {}, NaN]}', ' {"a": Infinity} \n', "{}"],
-)
-def test_json_is_read_as_pythons_json_does(text: str) -> None:
-    assert repr(transport.parse([text.encode()[:3], text.encode()[3:]])) == repr(json.loads(text))
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"a": 1} x', "nothing", '{"a": tru}', "[1]", '"\n"'])
-def test_what_is_no_json_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="not JSON"):
-        transport.parse([text.encode()])
-    assert transport.parse([text.encode()], refused=True) == {}
-
-
-@pytest.mark.parametrize("size", [1, 2, 20, 1000])
-def test_an_answer_comes_in_any_parts(size: int) -> None:
-    chunks = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
-    head, body = transport._divide(chunks)
-    assert head + transport.END + b"".join(body) == ANSWER and all(body)
-    assert transport._is_whole(head, body)
-    assert not transport._is_whole(*transport._divide(chunks[:-1]))
 
 
 @pytest.mark.parametrize("value", ["ann", "a b", "R,PD", "a&b=c", "é", "a_b", "", "x%20"])
@@ -56,17 +31,27 @@ def test_a_query_says_what_it_is_given(value: str) -> None:
     }
 
 
+def receive(connection: socket.socket) -> None:
+    """The whole request."""
+    with connection.makefile("rb") as file:
+        size = 0
+        while line := file.readline().strip():
+            name, _, value = line.partition(b":")
+            size = int(value) if name.lower() == b"content-length" else size
+        file.read(size)
+
+
 def answer(connection: socket.socket) -> None:
-    connection.recv(1 << 16)
+    receive(connection)
     connection.sendall(ANSWER)
 
 
 def die(connection: socket.socket) -> None:
-    connection.recv(1 << 16)
+    receive(connection)
 
 
 def die_in_the_middle(connection: socket.socket) -> None:
-    connection.recv(1 << 16)
+    receive(connection)
     connection.sendall(ANSWER[:-4])
 
 
@@ -111,7 +96,12 @@ def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
     dying.close()
 
 
-@pytest.mark.parametrize("death", [die, die_in_the_middle])
+def die_in_the_head(connection: socket.socket) -> None:
+    receive(connection)
+    connection.sendall(ANSWER[:20])
+
+
+@pytest.mark.parametrize("death", [die, die_in_the_middle, die_in_the_head])
 def test_a_question_is_asked_again_when_carmad_died_over_it(
     carmad: Dying, death: Behaviour
 ) -> None:

@@ -1,4 +1,4 @@
-"""A program with the client alone, in a Python of its own: every part of it, for Python 3.8."""
+"""A program with the client alone, in a Python of its own: every part of it, for Python 3.9."""
 
 import asyncio
 import platform

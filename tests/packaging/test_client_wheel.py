@@ -16,7 +16,7 @@ from tests.daemon import NO_KERNELS, ROOT, running
 from tests.pythons import find_python
 from tests.waiting import PATIENCE_S
 
-OLDEST = next(filter(None, (find_python(f"3.{minor}", "pip") for minor in (8, 9, 10))), None)
+OLDEST = next(filter(None, (find_python(f"3.{minor}", "pip") for minor in (9, 10))), None)
 
 
 @pytest.fixture(scope="module")

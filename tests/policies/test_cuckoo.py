@@ -13,17 +13,17 @@ from carma_testing import a_gpu, a_view, changed, check_policy
 from carmad.config import Collocation, Limits, Links, Preconditions, Profiling, Settings
 from carmad.core.gpus.gpu import ProcessUse
 from carmad.core.jobs.attempt import Cause, ProfilingRun
-from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, StepTime, Usage
+from carmad.core.jobs.findings import Estimate, Indicator, Prediction, Profile, StepTime
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.plugin import AskAgain, Reason, Remember, StageTimes
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from policies.cuckoo import CuckooSettings
-from policies.cuckoo.groups import _Known, best_edges, matching, take_apart
+from policies.cuckoo.groups import best_edges, matching, take_apart
 from policies.cuckoo.interleaving import Asynchronous, ddl_values, total_values
-from policies.cuckoo.members import FORWARD, UNHEARD_S, Speeds, due_at, find_stage_times, left_s
+from policies.cuckoo.joining import Memory
+from policies.cuckoo.members import FORWARD, UNHEARD_S, Speeds, find_stage_times, left_s
 from policies.cuckoo.planning import (
-    NEVER,
     Groups,
     Slot,
     Slots,
@@ -33,8 +33,6 @@ from policies.cuckoo.planning import (
     min_cost,
 )
 from policies.cuckoo.policy import TOLD, _on_one_node, cuckoo
-from policies.cuckoo.remembering import Memory
-from policies.cuckoo.schedule import schedule
 from tests import planning
 from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 
@@ -165,23 +163,6 @@ def test_a_hundred_jobs_on_seventy_gpus():
     assert take_apart([1.1, 1.2, 1.3], [4, 1, 1], 2.5) == {1, 2}, "as many as find room"
 
 
-def test_what_is_known_of_pairs_does_not_depend_on_when_they_were_seen(monkeypatch):
-    """The table grows as jobs come, and starts over when it is full."""
-    monkeypatch.setattr("policies.cuckoo.groups.KNOWN", 4)
-    packer = in_turns(SETTINGS).packer
-    jobs = [StageTimes(n / 2, 1.0, 2.0, (n % 3) / 2) for n in range(7)]
-    fresh = _Known(packer).table(jobs, jobs)
-    growing = _Known(packer)
-    for few in (jobs[:1], jobs[:3], jobs[4:6], jobs[2:5]):
-        for other in (few, jobs[:2]):
-            found = growing.table(few, other)
-            at = np.ix_([jobs.index(each) for each in few], [jobs.index(each) for each in other])
-            for mine, whole in zip(found, fresh, strict=True):
-                assert mine == pytest.approx(whole[at])
-    assert growing.pair(jobs[0], jobs[6]) == pytest.approx((fresh.slowed[0, 6], fresh.slowed[6, 0]))
-    assert (fresh.slowed == fresh.slows.T).all()
-
-
 # -- planning: table 6
 
 
@@ -189,8 +170,7 @@ def groups_of(time_s, deadline_s, windows=2, **changes):
     time_s, deadline_s = np.array(time_s, dtype=float), np.array(deadline_s, dtype=float)
     fits = np.ones((len(time_s), windows), dtype=bool)
     submitted_at = np.arange(len(time_s), dtype=float)
-    latest_s, late_s = deadline_s[:, None] - time_s, np.zeros(len(time_s))
-    groups = Groups(time_s, latest_s, fits, submitted_at, deadline_s, late_s)
+    groups = Groups(time_s, deadline_s[:, None] - time_s, fits, submitted_at, deadline_s)
     return replace(groups, **changes)
 
 
@@ -234,15 +214,6 @@ def test_a_busy_gpu_is_planned_from_when_it_is_free():
     assert [slot[:2] for slot in min_cost(TABLE_5, busy)] == [(1, 1), (0, 1)]
 
 
-def test_a_window_that_is_promised_to_others_takes_one_that_is_done_in_time():
-    lent = [Window(0, 10.0), Window(0, 0.0, 2.5)]
-    groups = groups_of([[2.0], [3.0], [2.4]], [math.inf] * 3)
-    for planner in (min_cost, first_in_first_out):
-        slots = planner(groups, lent)
-        assert [slot.window for slot in slots].count(1) == 1
-        assert slots[0].window == 1 and slots[1].window == 0
-
-
 def test_who_fits_nowhere_is_not_planned():
     groups = groups_of([[2, 3], [3, 4]], [5, 5], fits=np.array([[False, False], [True, True]]))
     for planner in (min_cost, first_in_first_out, earliest_deadline_first):
@@ -259,22 +230,6 @@ def test_by_arrival_and_by_deadline():
 def test_between_equals_it_is_who_is_before_in_line():
     groups = groups_of([[2.0], [9.0], [4.0]], [math.inf] * 3, windows=1)
     assert [slot.order for slot in min_cost(groups, [Window(0)])] == [1, 2, 3]
-
-
-def test_a_place_goes_to_who_is_late_without_it():
-    """The second group takes longer there, but the first meets its deadline anyway."""
-    place = [Window(0, end_s=NEVER)]
-    groups = groups_of([[2.0], [3.0]], [9, 9], windows=1, late_s=np.array([0.0, 1.5]))
-    assert [slot and slot.order for slot in min_cost(groups, place)] == [None, 1]
-    groups = replace(groups, late_s=np.array([0.0, 0.5]))
-    assert [slot and slot.order for slot in min_cost(groups, place)] == [1, None]
-    assert [slot and slot.order for slot in first_in_first_out(groups, place)] == [1, None]
-
-
-def test_however_many_want_the_few_places_none_is_passed_over():
-    groups = groups_of([[3.0], [2.0], [1.0]], [9, 8, 7], windows=1)
-    planned = min_cost(groups, [Window(0, end_s=NEVER)])
-    assert [slot is not None for slot in planned] == [False, False, True]
 
 
 seconds = st.integers(1, 50)
@@ -425,23 +380,6 @@ def test_what_a_job_has_left():
     assert left_s(changed(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
 
 
-def test_when_a_job_is_due_is_the_same_in_every_plan():
-    job = running(7, 0, started_at=50.0, served_s=20.0)
-    assert {due_at(job, now, 1000.0) for now in (50.0, 333.3, 1029.9)} == {1030.0}
-    (late,) = {due_at(job, now, 1000.0) for now in (1030.0, 1100.0, 1129.9)}
-    assert late == pytest.approx(1130.0)
-    assert due_at(job, 50.0, 0.0) > 50
-
-
-def test_when_a_job_is_due_it_has_outlived_its_prediction():
-    """However the time is rounded: otherwise it would be due again at once."""
-    for tenths in range(10, 1000):
-        job = running(7, 0, started_at=1453510.3 + tenths / 7, served_s=0.0)
-        due = due_at(job, 1453510.3, tenths / 10)
-        assert left_s(job, due, tenths / 10) > 0.01 * tenths / 10, tenths
-        assert due_at(job, due, tenths / 10) > due
-
-
 def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
     stages = (StageTimes(1, 3, 6, gpu="a"), StageTimes(1, 13, 26, gpu="b"))
     job = queued(1, 100.0, deadline=150.0, stages=stages)
@@ -462,57 +400,30 @@ def test_gpus_of_two_nodes_are_not_taken_as_those_of_one():
     assert _on_one_node((first, others[0]), queued(1, wants=2), view) == ()
 
 
+def remembering(view, *pairs):
+    return replace(view, memory=Memory(pairs))
+
+
 def beside(*residents, queue=None, **changes):
-    """Which jobs join, with one GPU each."""
-    return plan(view_of(len(residents), queue or [queued(1, stages=LOADS)], *residents, **changes))
+    """Which jobs join, with one GPU each; job 1 is the partner of the last."""
+    view = view_of(len(residents), queue or [queued(1, stages=LOADS)], *residents, **changes)
+    return plan(remembering(view, (residents[-1].id, 1)))
 
 
-def test_a_job_joins_the_one_it_is_most_efficient_with():
-    residents = running(8, 0, stages=LOADS), running(9, 1)
-    placement = beside(*residents)[1]
-    assert where({1: placement}) == {1: (1,)}
+def test_a_job_that_joins_is_told_with_whom_and_what_it_gains():
+    placement = beside(running(9, 0))[1]
+    assert where({1: placement}) == {1: (0,)}
     reason = codes(placement.explanation)["packed"]
     assert (reason.detail, reason.need) == ("job 9", 1.0) and reason.have > 1.5
     assert "close_deadlines" not in codes(placement.explanation), "neither has one"
     assert codes(placement.explanation)["predicted"].have == 100
+    close = beside(running(9, 0, deadline=1000.0), queue=[queued(1, stages=LOADS, deadline=2000.0)])
+    assert codes(close[1].explanation)["close_deadlines"].have == 0.5
 
 
-def test_of_two_it_joins_the_one_that_has_time_for_it():
-    """Job 8 is the better partner (1.5 times as long, not 1.6), if it has time for that."""
-    mixed = (StageTimes(5.0, 1.6, 3.4),)
-    for deadline, found in ((2000.0, 0), (1000.0, 1)):
-        residents = running(8, 0, stages=LOADS, deadline=deadline), running(9, 1)
-        placement = beside(*residents, queue=[queued(1, stages=mixed, deadline=2100.0)])[1]
-        assert where({1: placement}) == {1: (found,)}
-        close = codes(placement.explanation)["close_deadlines"]
-        assert close.have == (0.0 if found else pytest.approx(2000 / 2100))
-
-
-def test_the_one_place_is_for_who_would_be_late_without_it_else_for_the_shorter():
-    """By its turn both could begin after 1000 s; job 2 takes twice as long."""
-    for deadline, joins in ((1150.0, 2), (9000.0, 1)):
-        jobs = [queued(1, stages=LOADS), queued(2, 200.0, stages=LOADS, deadline=deadline)]
-        placements = beside(running(9, 0), queue=jobs)
-        assert where(placements) == {joins: (0,), 3 - joins: ()}
-
-
-def test_who_is_done_sooner_alone_does_not_join():
-    """The other GPU is three times as fast, and free in 200 s."""
-    stages = lambda factor: (  # noqa: E731
-        StageTimes(0.0, 10.0, 20.0, gpu="a"),
-        StageTimes(0.0, 10.0 / factor, 20.0 / factor, gpu="b"),
-    )
-    for factor, found in ((3.0, ()), (1.0, (0,))):
-        job = queued(1, 300.0, stages=stages(factor))
-        there = running(8, 0, stages=LOADS), running(9, 1, left_s=200.0, exclusive=True)
-        placement = plan(view_of(2, [job], *there, kinds="ab"))[1]
-        assert placement.gpus == tuple(a_gpu(n).id for n in found)
-
-
-def test_who_gains_nothing_waits_and_is_told_when_its_turn_is():
-    placement = beside(running(9, 0, stages=NOTHING_LEFT), queue=[queued(1, stages=NOTHING_LEFT)])[
-        1
-    ]
+def test_who_has_no_partner_waits_and_is_told_when_its_turn_is():
+    view = view_of(1, [queued(1, stages=NOTHING_LEFT)], running(9, 0, stages=NOTHING_LEFT))
+    placement = plan(view)[1]
     assert placement.gpus == ()
     assert placement.reasons == (
         Reason("planned_start", 1, 1000.0, "s", "job 9"),
@@ -521,18 +432,18 @@ def test_who_gains_nothing_waits_and_is_told_when_its_turn_is():
     assert refused(placement) == {0: ["busy"]}
 
 
-def test_only_jobs_of_as_many_gpus():
-    view = view_of(2, [queued(1, stages=LOADS)], running(9, 0, 1))
-    assert where(plan(view)) == {1: ()}
-    view = view_of(2, [queued(1, wants=2, stages=LOADS)], running(9, 0, 1))
-    assert where(plan(view)) == {1: (0, 1)}
+def test_only_jobs_of_as_many_gpus_are_packed():
+    for wants, packed in ((1, True), (2, False)):
+        jobs = [queued(1), queued(2, wants=wants, stages=LOADS)]
+        view = view_of(2, jobs, running(9, 0, exclusive=True), running(8, 1, exclusive=True))
+        assert ("packed" in codes(plan(view)[1].reasons)) == packed
 
 
 @pytest.mark.parametrize("scope", ["gpu", "node"])
 def test_under_mps_jobs_of_several_gpus_share_and_two_users_do_not(scope):
     mps = replace(SETTINGS, collocation=Collocation(mps=True, mps_scope=scope))
     wide = view_of(2, [queued(1, wants=2, stages=LOADS)], running(9, 0, 1), settings=mps)
-    assert where(plan(wide)) == {1: (0, 1)}
+    assert where(plan(remembering(wide, (9, 1)))) == {1: (0, 1)}
     for uid, found in ((1000, (0,)), (1001, ())):
         queue = [queued(1, stages=LOADS, uid=uid)]
         assert where(beside(running(9, 0), queue=queue, settings=mps)) == {1: found}
@@ -555,6 +466,8 @@ def test_nobody_is_packed_with_one_that_is_not_known(changes, code):
 def test_who_must_be_alone_is_not_packed():
     assert where(beside(running(9, 0, exclusive=True))) == {1: ()}
     assert where(beside(running(9, 0), queue=[queued(1, stages=LOADS, exclusive=True)])) == {1: ()}
+    jobs = [queued(1, exclusive=True), queued(2, stages=LOADS)]
+    assert "partner" not in codes(plan(view_of(1, jobs))[2].reasons)
     profiled = running(9, 0, profiling=ProfilingRun(99.0, evict=False))
     assert where(beside(profiled)) == {1: ()}
     assert where(beside(running(9, 0, stop=Cause.CANCELLED))) == {1: ()}
@@ -565,7 +478,7 @@ def test_who_must_be_alone_is_not_packed():
 
 def test_two_on_a_gpu_at_most():
     view = view_of(1, [queued(1, stages=LOADS)], running(8, 0), running(9, 0, stages=LOADS))
-    assert where(plan(view)) == {1: ()}
+    assert where(plan(remembering(view, (9, 1)))) == {1: ()}
 
 
 def test_memory_must_be_enough_for_both_and_the_admin_s_margin():
@@ -603,13 +516,12 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
     fresh = changed(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
     settling = Reason("settling", 30, 10, "s", "job 2")
     then = view_of(1, jobs[:1], fresh, now=10.0, gpu0={"settling": settling})
+    then = remembering(then, (2, 1))
     waits = plan(then)[1]
     assert waits.gpus == () and refused(waits) == {0: ["settling"]}
     assert codes(waits.reasons)["partner"].detail == "job 2"
-    assert where(plan(view_of(1, jobs[:1], fresh, now=40.0))) == {1: (0,)}
-
-
-PARTNERS = replace(SETTINGS, plugins={"policies.cuckoo": {"joins": "partner"}})
+    later = remembering(view_of(1, jobs[:1], fresh, now=40.0), (2, 1))
+    assert where(plan(later)) == {1: (0,)}
 
 
 def after(view, **changes):
@@ -623,33 +535,32 @@ def joining(view):
     return dict(after(view).memory.joining)
 
 
-def test_only_the_partner_joins_if_the_admin_wants_it_as_in_the_paper():
+def test_only_the_partner_joins():
     """Job 3 would gain as much, and is ahead of job 1 in the queue."""
     jobs = [queued(n, stages=LOADS, deadline=5000.0 - n) for n in (1, 3)]
     resident = running(9, 0, deadline=9000.0)
-    view = view_of(1, jobs, resident, settings=PARTNERS)
+    view = view_of(1, jobs, resident)
     assert where(plan(view)) == {3: (), 1: ()}, "nobody was packed with it"
     view = replace(view, memory=Memory(((9, 1),)))
     assert where(plan(view)) == {1: (0,), 3: ()}
     assert codes(plan(view)[1].explanation)["packed"].detail == "job 9"
-    assert where(plan(replace(view, settings=SETTINGS))) == {3: (0,), 1: ()}
 
 
 def test_partners_are_remembered_until_one_has_joined_or_cannot_any_more():
     jobs = [queued(1, stages=LOADS, deadline=5000.0), queued(2, deadline=4000.0)]
 
     promised = Memory(((2, 1),))
-    assert joining(view_of(1, jobs, settings=PARTNERS)) == {2: 1}
+    assert joining(view_of(1, jobs)) == {2: 1}
     first = changed(jobs[1], state=JobState.RUNNING, gpus=(a_gpu(0).id,), started_at=0.0)
     settling = {"settling": Reason("settling", 30, 10, "s", "job 2")}
-    waits = view_of(1, [jobs[0], queued(3)], first, settings=PARTNERS, gpu0=settling)
+    waits = view_of(1, [jobs[0], queued(3)], first, gpu0=settling)
     waits = replace(waits, memory=promised)
     assert joining(waits) == {2: 1}, "nothing has changed"
     assert codes(plan(waits)[1].reasons)["partner"].detail == "job 2"
     assert "packed" not in codes(plan(waits)[3].reasons), "job 1 has a partner"
-    joins = replace(view_of(1, jobs[:1], first, settings=PARTNERS), memory=promised)
+    joins = replace(view_of(1, jobs[:1], first), memory=promised)
     assert joining(joins) == {}
-    over = replace(view_of(1, jobs[:1], settings=PARTNERS), memory=promised)
+    over = replace(view_of(1, jobs[:1]), memory=promised)
     assert where(plan(over)) == {1: (0,)} and joining(over) == {}
 
 
@@ -658,7 +569,7 @@ def test_partners_are_remembered_until_one_has_joined_or_cannot_any_more():
 )
 def test_a_partner_is_let_go_once_too_little_is_known_of_either(first, second):
     """It could only wait for the other's end, although GPU 1 is idle."""
-    view = view_of(2, [queued(1, **second)], running(9, 0, **first), settings=PARTNERS)
+    view = view_of(2, [queued(1, **second)], running(9, 0, **first))
     view = replace(view, memory=Memory(((9, 1),)))
     assert where(plan(view)) == {1: (1,)}
     assert joining(view) == {}
@@ -667,14 +578,20 @@ def test_a_partner_is_let_go_once_too_little_is_known_of_either(first, second):
 def test_a_partner_whose_memory_no_longer_fits_is_let_go():
     """Job 9 takes more than expected, so that job 1 could only wait for its end."""
     jobs, full = [queued(1)], {"free_mib": 9_000}
-    view = view_of(2, jobs, running(9, 0), settings=PARTNERS, gpu0=full)
+    view = view_of(2, jobs, running(9, 0), gpu0=full)
     view = replace(view, memory=Memory(((9, 1),)))
     assert joining(view) == {}
     assert where(plan(after(view))) == {1: (1,)}
     settling = full | {"settling": Reason("settling", 30, 10, "s", "job 9")}
-    early = view_of(2, jobs, running(9, 0), settings=PARTNERS, gpu0=settling)
+    early = view_of(2, jobs, running(9, 0), gpu0=settling)
     early = replace(early, memory=Memory(((9, 1),)))
     assert joining(early) == {9: 1}
+
+
+def test_a_partner_is_let_go_while_no_gpu_is_in_service():
+    view = remembering(view_of(1, [queued(1)], running(9, 0), gpu0={"drained": "x"}), (9, 1))
+    assert where(plan(view)) == {1: ()}
+    assert joining(view) == {}
 
 
 def test_the_next_turn_is_when_both_partners_are_done():
@@ -682,7 +599,7 @@ def test_the_next_turn_is_when_both_partners_are_done():
     second, later = queued(1, 400.0, stages=NOTHING_LEFT), queued(3, stages=NOTHING_LEFT)
     resident = running(9, 0, stages=NOTHING_LEFT)
     settling = {"settling": Reason("settling", 30, 10, "s", "job 9")}
-    view = view_of(1, [second, later], resident, settings=PARTNERS, gpu0=settling)
+    view = view_of(1, [second, later], resident, gpu0=settling)
     planned = codes(plan(replace(view, memory=Memory(((9, 1),))))[3].reasons)["planned_start"]
     assert planned.need == 1 and planned.have > 1400
     assert codes(plan(replace(view, queue=(later,)))[3].reasons)["planned_start"].have == 1000
@@ -809,17 +726,15 @@ def test_it_asks_to_be_asked_when_a_job_should_have_ended():
     assert not any(isinstance(p, AskAgain) for p in made(SETTINGS).plan(idle))
 
 
-def test_a_large_job_s_gpus_are_kept_for_it_but_for_who_is_done_in_time():
+def test_a_large_job_s_gpus_are_kept_for_it():
     """Job 1 is first in line and wants both GPUs, of which one is busy for 1000 s."""
-    large = queued(1, 500.0, wants=2, deadline=2000.0)
-    for takes_s, found in ((900.0, (0,)), (1100.0, ())):
-        jobs = [large, queued(2, takes_s, deadline=9000.0)]
-        view = view_of(2, jobs, running(9, 1, exclusive=True))
-        placements = plan(view)
-        assert where(placements) == {1: (), 2: found}
-        assert codes(placements[1].reasons)["planned_start"].have == 1000
+    large, busy = queued(1, 500.0, wants=2, deadline=2000.0), running(9, 1, exclusive=True)
+    placements = plan(view_of(2, [large, queued(2, 900.0, deadline=9000.0)], busy))
+    assert where(placements) == {1: (), 2: ()}
+    assert codes(placements[1].reasons)["planned_start"].have == 1000
+    assert codes(placements[2].reasons)["planned_start"].have == 1500
     first = [large, queued(2, 1100.0, deadline=1000.0)]
-    assert where(plan(view_of(2, first, running(9, 1, exclusive=True)))) == {2: (0,), 1: ()}
+    assert where(plan(view_of(2, first, busy))) == {2: (0,), 1: ()}
 
 
 def test_those_who_yield_have_their_turn_after_the_others():
@@ -906,7 +821,7 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     never = view_of(2, [queued(1, wants=3), queued(2)], settings=aside, gpu0={"drained": "x"})
     assert where(plan(never)) == {1: (), 2: (1,)}, "who can never start keeps nobody off them"
     behind = view_of(3, [queued(1, wants=3), queued(2)], running(9, 0), settings=aside)
-    assert where(plan(behind)) == {1: (), 2: (1,)}, "done before job 9, and then job 1 has all"
+    assert where(plan(behind)) == {1: (), 2: ()}, "all are kept for job 1 until job 9 has ended"
 
 
 # -- one MPS server per node, which serves one user at a time
@@ -938,28 +853,17 @@ def test_on_an_idle_node_the_first_job_s_user_has_the_server():
     assert where(plan(nodes_of(jobs))) == {1: (0,), 2: (2,)}
 
 
-def test_another_user_waits_for_the_last_client_and_idle_gpus_are_used_until_then():
+def test_another_user_waits_for_the_last_client_and_the_next_one_for_that():
     resident = running(9, 0, left_s=500.0, uid=1000, stages=NOTHING_LEFT)
     broken = {f"gpu{n}": {"drained": "x"} for n in (2, 3)}
     first = queued(1, uid=2000, stages=NOTHING_LEFT)
-    short, long = (queued(n, s, uid=1000, stages=NOTHING_LEFT) for n, s in ((2, 400.0), (3, 600.0)))
-    told = plan(nodes_of([first, long], resident, **broken))
-    assert where(told) == {1: (), 3: ()}, "job 3 would keep job 1 waiting for longer"
+    then = queued(2, 400.0, uid=1000, stages=NOTHING_LEFT)
+    told = plan(nodes_of([first, then], resident, **broken))
+    assert where(told) == {1: (), 2: ()}
     planned = codes(told[1].reasons)["planned_start"]
     assert (planned.have, planned.detail) == (500.0, "job 9")
-    assert where(plan(nodes_of([first, short], resident, **broken))) == {1: (), 2: (1,)}
-
-
-def test_gpus_kept_for_a_user_are_not_lent_to_the_same_user_beside_another_s_clients():
-    """Jobs 1 and 2 both wait for job 9, so the idle GPU is left to job 3."""
-    resident = running(9, 0, left_s=500.0, uid=1000, stages=NOTHING_LEFT)
-    broken = {f"gpu{n}": {"drained": "x"} for n in (2, 3)}
-    jobs = [
-        queued(1, wants=2, uid=2000, stages=NOTHING_LEFT),
-        queued(2, uid=2000, stages=NOTHING_LEFT),
-        queued(3, uid=1000, stages=NOTHING_LEFT),
-    ]
-    assert where(plan(nodes_of(jobs, resident, **broken))) == {1: (), 2: (), 3: (1,)}
+    planned = codes(told[2].reasons)["planned_start"]
+    assert (planned.have, planned.detail) == (600.0, "job 1")
 
 
 @pytest.mark.parametrize("scope", ["gpu", "node"])
@@ -979,79 +883,6 @@ def test_a_client_left_on_an_mps_server_takes_no_turn_from_others(scope):
     waits = view_of(1, [first], settings=settings, **found)
     gone = view_of(1, [first], settings=settings)
     assert where(plan(replace(after(waits), nodes=gone.nodes))) == {1: (0,)}
-
-
-# -- while nothing changes, a plan remains valid
-
-
-def planned_s(view):
-    """By job, when its turn is."""
-    told = {id: codes(each.reasons) for id, each in plan(view).items()}
-    return {id: why["planned_start"].have for id, why in told.items() if "planned_start" in why}
-
-
-@pytest.mark.parametrize("joins", ["any", "partner"])
-def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
-    """But a later job's owner is told how long it still is."""
-    settings = replace(SETTINGS, plugins={"policies.cuckoo": {"joins": joins}})
-    plans = []
-    monkeypatch.setattr(
-        "policies.cuckoo.policy.schedule", lambda *a: plans.append(a) or schedule(*a)
-    )
-    residents = [running(9, 0, left_s=500.0, stages=NOTHING_LEFT)]
-    line = [queued(1, deadline=700.0, stages=NOTHING_LEFT)]
-    first = view_of(1, line, *residents, settings=settings)
-    later = after(first, now=50.0)
-    assert planned_s(first) == {1: 500.0}
-    plans.clear()
-    assert planned_s(later) == {1: 450.0} and not plans
-    due = codes(plan(later)[1].reasons)
-    fresh = codes(plan(replace(later, memory=None))[1].reasons)
-    assert due == fresh and len(plans) == 1
-    another = replace(later, queue=(*line, queued(2)))
-    free = replace(later, nodes=view_of(1, line, *residents, gpu0={"free_mib": 1}).nodes)
-    matters = joins == "any"  # otherwise nobody could start, whatever the line and the memory
-    for changed_view, count in (
-        (another, matters),
-        (free, matters),
-        (replace(later, now=60.0), True),
-        (replace(later, now=500.0), True),
-        (replace(later, settings=Settings()), True),
-    ):
-        plans.clear()
-        told = plan(changed_view)
-        assert told.keys() == {job.id for job in changed_view.queue} and len(plans) == count
-        assert all(each.reasons for each in told.values())
-
-
-def test_what_is_measured_of_a_running_job_makes_no_new_plan(monkeypatch):
-    plans = []
-    monkeypatch.setattr(
-        "policies.cuckoo.policy.schedule", lambda *a: plans.append(a) or schedule(*a)
-    )
-    line, resident = [queued(1, stages=NOTHING_LEFT)], running(9, 0, stages=NOTHING_LEFT)
-    before = after(view_of(1, line, resident))
-    plans.clear()
-    for changes, count in (
-        ({"usage": Usage(peak_mib=5), "notes": ("outside MPS",)}, 0),
-        ({"prediction": Prediction(2000.0, "history")}, 1),
-    ):
-        later = view_of(1, line, replace(resident, **changes))
-        assert plan(replace(before, nodes=later.nodes, running=later.running))
-        assert len(plans) == count, changes
-
-
-def test_time_alone_may_make_a_join_worth_while():
-    """The less is left of job 9, the less job 1 delays it."""
-    resident = running(9, 0, left_s=700.0, stages=(StageTimes(3.0, 2.0, 4.0),))
-    line = [
-        queued(1, 1700.0, stages=(StageTimes(5.0, 1.0, 4.0),)),
-        queued(2, 1200.0, stages=(StageTimes(2.0, 3.0, 1.0),)),
-        queued(3, 200.0, stages=(StageTimes(4.0, 3.0, 5.0),)),
-    ]
-    before = view_of(1, line, resident)
-    assert where(plan(before)) == {1: (), 2: (), 3: ()}
-    assert where(plan(after(before, now=490.0)))[1] == (0,)
 
 
 # -- what is said, and how much
@@ -1093,6 +924,7 @@ def test_muri_s_model_and_jobs_kept_in_step():
     """
     short = (StageTimes(0.9, 0.03, 0.07),)
     view = view_of(1, [queued(1, stages=short)], running(9, 0, left_s=9000.0))
+    view = remembering(view, (9, 1))
     packer = in_turns(SETTINGS).packer
     free = codes(plan(view)[1].explanation)["packed"].have
     in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].explanation)["packed"].have
@@ -1112,7 +944,6 @@ def test_muri_s_model_and_jobs_kept_in_step():
         Settings(limits=Limits(preemption=True)),
         Settings(profiling=Profiling(gpus=2)),
         SETTINGS,
-        PARTNERS,
     ],
 )
 def test_it_is_a_sound_policy(settings):

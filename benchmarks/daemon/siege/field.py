@@ -21,7 +21,7 @@ from benchmarks.daemon.booted import OVER, SOCKET, Machine, boot
 from benchmarks.daemon.siege import honest, stuck
 from benchmarks.harness import PATIENCE_S, until
 from carma_client import Problem
-from carma_client.transport import Blocking
+from carma_client.transport import Daemon
 from carmad.attempt import exits
 
 HONEST, HOSTILE = "ada", ("bob", "eve", "mal")
@@ -76,7 +76,7 @@ class Field:
     _held: dict[str, list[int]] = field(default_factory=dict)  # processes that are stuck there
 
     def __post_init__(self) -> None:
-        self.root = Blocking(self.inside(SOCKET))
+        self.root = Daemon(self.inside(SOCKET))
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
 

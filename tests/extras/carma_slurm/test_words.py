@@ -1000,7 +1000,7 @@ def test_what_is_not_a_link_to_carma_stays(carma: Path, kind: str) -> None:
     assert {each.name for each in carma.iterdir()} == {"carma", "sinfo"}
 
 
-HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}
+HEAVY = {"typer", "rich", "pydantic", "dataclasses", "inspect", "asyncio"}
 
 
 @pytest.mark.parametrize("words", [["squeue", "-u", "alice"], ["squeue", "-h", "-o", "%i %t"]])
