@@ -29,7 +29,6 @@ USERS = {"ada": 61_001, "bob": 61_002}
 SOCKET = "/run/carma/carmad.sock"
 CARMA = str(Path(sys.executable).with_name("carma"))
 OVER = frozenset(state.value for state in ENDED)
-SUBUIDS = 65_536  # that each user has, as in Debian
 
 Json = dict[str, Any]
 
@@ -186,14 +185,7 @@ class Machine:
             passwd = f"{name}:x:{uid}:{uid}::/home/{name}:/bin/sh\n"
             self.run("tee", "--append", "/etc/passwd", stdin=passwd)
             self.run("tee", "--append", "/etc/group", stdin=f"{name}:x:{uid}:\n")
-            subuids = f"{name}:{self.subuids(name)}:{SUBUIDS}\n"
-            for file in ("/etc/subuid", "/etc/subgid"):
-                self.run("tee", "--append", file, stdin=subuids)
             self.run("install", "-d", "-m700", f"-o{uid}", f"-g{uid}", f"/home/{name}")
-
-    def subuids(self, user: str) -> int:
-        """The first of the user's."""
-        return 10_000_000 + SUBUIDS * list(self.users).index(user)
 
 
 @contextlib.contextmanager

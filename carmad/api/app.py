@@ -27,9 +27,9 @@ from carmad.api import (
 from carmad.api.service import Service
 from carmad.errors import CarmaError
 from carmad.http.bounds import Bounded
-from carmad.http.connections import FREE, Owners, Peers
+from carmad.http.connections import FREE, Peers
 from carmad.http.problems import answer_problem
-from carmad.http.turns import Shares
+from carmad.http.shares import Shares
 from carmad.installed import VERSION
 
 log = logging.getLogger(__name__)
@@ -60,10 +60,7 @@ def create_app(service: Service, plugged: Mapping[str, APIRouter] | None = None)
             log.exception("the routes %s cannot be added, and are left out", name)
     app.state.service = service
     app.state.peers = Peers(service.settings.access.admin_group)
-    app.state.owners = Owners()
-    app.state.shares = Shares(*FREE)
-    state = app.state
-    app.add_middleware(Bounded, peers=state.peers, owners=state.owners, shares=state.shares)
+    app.add_middleware(Bounded, peers=app.state.peers, shares=Shares(*FREE))
     for kind in (CarmaError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_problem)
     return app

@@ -30,7 +30,7 @@ from carmad.core.scene import Scene
 from carmad.errors import CarmaError
 from carmad.http.connections import Credentials, Peer, Peers
 from carmad.http.problems import PROBLEMS, Forbidden, NotFound
-from carmad.http.turns import Turn
+from carmad.http.shares import JOBS, Turn
 from carmad.options import MAX_TASKS
 from carmad.store.sql import SqlStore
 from carmad.threads import run_in_threadpool
@@ -94,8 +94,8 @@ class Call:
     async def request(self, *events: Event) -> None:
         """As the service's, in turn with other users' requests, and as often as the caller may."""
         weight = sum(len(each.specs) if isinstance(each, Submitted) else 1 for each in events)
-        await self.turn.afford(weight)
-        await self.service.request(*events, user=self.turn.payer, weight=weight)
+        await self.turn.share.pay(weight / JOBS)
+        await self.service.request(*events, user=self.turn.share.user, weight=weight)
 
     def may_touch(self, job: Job) -> bool:
         return self.peer.admin or job.spec.owner == self.peer.owner

@@ -164,11 +164,6 @@ class SuspensionOut(TypedDict):
     host_mib: int
 
 
-class MovingOut(TypedDict):
-    wait_s: float
-    position: int | None
-
-
 if TYPE_CHECKING:
 
     class OptionsOut(TypedDict, total=False):
@@ -319,9 +314,9 @@ class Jobs:
     def __call__(self, job: Job) -> JobOut:
         return cast(JobOut, self._take(job, _FULL if self.sees(job) else _OUTLINE))
 
-    def moving(self, job: Job) -> MovingOut:
-        """What changes of a waiting job though nothing is done to it."""
-        return cast(MovingOut, self._take(job, _MOVING))
+    def of_task(self, job: Job) -> dict[str, object]:
+        """What tells it from the other tasks of its array that wait as it does."""
+        return self._take(job, _TASK_FULL if self.sees(job) else _TASK_OUTLINE)
 
     def sees(self, job: Job) -> bool:
         """All of it, and not only that it is there."""
@@ -485,4 +480,6 @@ def _attribute(name: str) -> Callable[[_Shown], Any]:
 
 
 _OUTLINE, _FULL = fields(OutlineOut, _attribute), fields(FullOut, _attribute)
-_MOVING = [(name, value) for name, value in _FULL if name in MovingOut.__annotations__]
+_TASK = frozenset({"id", "label", "position", "stdout", "stderr"})
+_TASK_FULL = [(name, value) for name, value in _FULL if name in _TASK]
+_TASK_OUTLINE = [(name, value) for name, value in _OUTLINE if name in _TASK]

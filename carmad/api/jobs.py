@@ -27,14 +27,15 @@ from carmad.api.call import (
     disconnection,
     resource,
 )
-from carmad.api.job import SLURM, JobOut, JobsOut, MoveOut, attempts_out
+from carmad.api.job import SLURM, JobOut, Jobs, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
 from carmad.api.requests import Body, ParamName, StepStagesIn
-from carmad.api.rows import Piece, Pieces, Row, count, fold, fold_past, row_out
+from carmad.api.rows import Pieces, Row, fold_past, row_out, rows_out
 from carmad.api.rows import count as count_jobs
+from carmad.api.rows import fold as fold_rows
 from carmad.api.why import WhyOut, why_out
-from carmad.api.wire import SCHEMA, parse_selection, parse_states, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, as_json, parse_selection, parse_states, parse_time, pick, stamp
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.gpus.slowdown import why_no_ratio
 from carmad.core.jobs import control
@@ -50,7 +51,7 @@ from carmad.core.placing.outlook import FORESEEN
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.http.problems import Conflict, Forbidden
-from carmad.http.turns import ROWS
+from carmad.http.shares import ANSWERED
 from carmad.options import MAX_METRICS, MAX_TASKS, MAX_TIME_S
 from carmad.store.queries import Order, Search
 from carmad.threads import run_in_threadpool
@@ -122,7 +123,7 @@ async def jobs(
     else:
         found = sorted(scene.live.rows.values(), key=lambda job: job.id)
 
-    def write() -> list[Piece]:
+    def write() -> bytes:
         chosen = (
             job
             for job in found
@@ -130,33 +131,29 @@ async def jobs(
             and (wanted is None or job.state in wanted)
             and (of_slurm is None or (job.spec.allocation == of_slurm and call.may_touch(job)))
         )
-        return _write(call, scene, chosen, limit, fold)
+        return _write(call.renderer(scene), chosen, limit, fold)
 
     if select is not None or past:
-        return await _send(call, await service.render(write))
-    reader = None if call.peer.admin else call.peer.owner  # all administrators read the same
-    asked = "jobs", reader, user, states, limit, fold, slurm_job
-    return await _send(call, await service.once(scene, asked, write))
+        text = await service.render(write)
+    else:
+        reader = None if call.peer.admin else call.peer.owner  # all administrators read the same
+        asked = "jobs", reader, user, states, limit, fold, slurm_job
+        text = await service.once(scene, asked, write)
+    await call.turn.share.pay(len(text) // ANSWERED)
+    return Pieces(text)
 
 
-async def _send(call: Call, pieces: list[Piece]) -> Response:
-    """Two or three pieces are a row."""
-    rows = sum(0.5 if isinstance(each, bytes) else each.rows for each in pieces)
-    await call.turn.afford(rows / ROWS)
-    return Pieces(pieces)
-
-
-def _write(call: Call, scene: Scene, found: Iterable[Job], limit: int, alike: bool) -> list[Piece]:
-    """`alike`: one row for all tasks of an array that wait alike. As `carma --json` prints it."""
-    one, written = call.renderer(scene), call.service.rows
+def _write(one: Jobs, found: Iterable[Job], limit: int, alike: bool) -> bytes:
+    """`alike`: one row for all tasks of an array that wait alike."""
+    listed: Iterable[JobOut]
     if alike:
-        rows = fold(found, one)
-        more = sum(map(count, rows[limit:]))
-        listed: list[Piece] = [*written.json(rows[:limit], one)]
+        rows = fold_rows(found, one)
+        more = sum(map(count_jobs, rows[limit:]))
+        listed = (row_out(row, one) for row in rows[:limit])
     else:
         first, more = split(found, limit)
-        listed = written.json_singly(first, one)
-    return [b'{\n"schema": %d,\n"more": %d,\n"jobs": ' % (SCHEMA, more), *listed, b"\n}"]
+        listed = rows_out(first, one)
+    return as_json({"schema": SCHEMA, "more": more, "jobs": listed})
 
 
 @router.get("/history", responses={200: {"model": JobsOut}})
@@ -331,7 +328,7 @@ def _starts(scene: Scene, user: str | None) -> Response:
     line = [job for job in scene.line if user in (None, job.spec.user)]
     first = islice(singly(line), FORESEEN)
     shown = [start for job in first if (start := start_out(job, scene))]
-    out: StartsOut = {"schema": SCHEMA, "starts": shown, "more": count(line) - len(shown)}
+    out: StartsOut = {"schema": SCHEMA, "starts": shown, "more": count_jobs(line) - len(shown)}
     return answer(out)
 
 

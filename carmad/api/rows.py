@@ -1,29 +1,25 @@
-"""Rows of listings: folded, rendered once and shared by all answers, kept for a while after the
-job's end."""
+"""Rows of listings, folded or one for each task; and jobs that ended a moment ago."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from itertools import count as count_from
 from math import fsum
-from secrets import randbelow
-from typing import TypeVar
+from typing import cast
 
 from starlette.responses import StreamingResponse
 
-from carmad.api.job import JobOut, Jobs, MovingOut
+from carmad.api.job import JobOut, Jobs
 from carmad.api.tally import weight
-from carmad.api.wire import as_json, state_code
+from carmad.api.wire import state_code
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED
-from carmad.core.jobs.tasks import gapless, indices, singly
+from carmad.core.jobs.tasks import gapless, singly
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.edge import Follower
@@ -33,16 +29,9 @@ FIRST_ROWS = 50  # of the line, for everybody
 OWN_ROWS = 50  # and so many of one's own that stand behind these
 SPANS = 8  # of indices, that a row names
 
-NEXT = b",\n"  # between rows
-
 Row = Sequence[Job]  # jobs of one array, or a single one, which may stand for several tasks, too
 
-PIECES = 256  # written at a time
-
-Numbers = tuple[int, int, int]  # a task's id, index and place in line
-NUMBERS = b"id", b"index", b"place"
-
-P = TypeVar("P")
+PIECE = 64 << 10  # bytes
 
 RECENT_S = 600.0
 MOST = 20  # jobs of a user, and of all users for those who may see them
@@ -138,214 +127,47 @@ def _tasks(row: Row) -> str:
     return ",".join(words) + limit
 
 
-@dataclass(slots=True)
-class _Written:
-    job: Job
-    reason: str | None
-    full: bytes = b""  # for its owner; without the fields that change with time
-    outline: bytes = b""  # for others
-
-
-class Rows:
-    """Caches the JSON of waiting jobs while they and their reasons are unchanged. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._written: dict[JobId, _Written] = {}
-
-    def __len__(self) -> int:
-        return len(self._written)
-
-    def keep(self, live: Mapping[JobId, Job]) -> None:
-        """Forget ended jobs, if there must be some."""
-        if len(self._written) > len(live):
-            known = self._written.copy()  # atomic: other threads may be adding to it
-            self._written = {id: row for id, row in known.items() if id in live}
-
-    def json(self, rows: Iterable[Row], one: Jobs) -> list[bytes]:
-        """A JSON array with a line for each row, in pieces."""
-        pieces: list[bytes] = []
-        for row in rows:
-            if len(row) > 1 or row[0].tasks > 1:
-                pieces += [as_json(row_out(row, one)), NEXT]
-            else:
-                pieces += self._single(row[0], one)
-        return _array(pieces)
-
-    def json_singly(self, jobs: Iterable[Job], one: Jobs) -> list[Piece]:
-        """Likewise, with a row for each task."""
-        pieces: list[Piece] = []
-        for job in jobs:
-            pieces += self._single(job, one) if job.tasks == 1 else _alike(job, one)
-        return _array(pieces)
-
-    def _single(self, job: Job, one: Jobs) -> tuple[bytes, ...]:
-        if job.holds_gpus or job.ended:
-            return as_json(row_out([job], one)), NEXT
-        if one.sees(job):
-            return self._full(job, one), as_json(one.moving(job))[1:], NEXT
-        return self._outline(job, one), NEXT
-
-    def _full(self, job: Job, one: Jobs) -> bytes:
-        row = self._row(job, one)
-        if not row.full:
-            out = one(job)
-            for name in one.moving(job):
-                del out[name]  # type: ignore[misc]
-            row.full = as_json(out)[:-1] + b","
-        return row.full
-
-    def _outline(self, job: Job, one: Jobs) -> bytes:
-        row = self._row(job, one)
-        row.outline = row.outline or as_json(one(job))
-        return row.outline
-
-    def _row(self, job: Job, one: Jobs) -> _Written:
-        reason, row = one.reason(job), self._written.get(job.id)
-        # By value: a task is another object whenever those that wait with it have changed.
-        if row is None or row.reason != reason or (row.job is not job and row.job != job):
-            row = self._written[job.id] = _Written(job, reason)
-        return row
-
-
-def _array(pieces: list[P]) -> list[P | bytes]:
-    """Of rows, each with NEXT behind it."""
-    return [b"[\n", *pieces[:-1], b"\n]"] if pieces else [b"[]"]
-
-
-class Alike:
-    """Rows with NEXT between them that differ in three numbers, spelt out only while they are sent:
-    a long array's take megabytes, and many may be reading them slowly."""
-
-    def __init__(self, pattern: _Pattern, ids: range, indices: range, place: int) -> None:
-        self._pattern, self._ids, self._indices, self._place = pattern, ids, indices, place
-        self._bytes = len(pattern.blank) * len(ids) + len(NEXT) * (len(ids) - 1)
-        self._bytes += sum(map(pattern.digits, self._numbers()))
-
-    @property
-    def rows(self) -> int:
-        return len(self._ids)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for at, numbers in enumerate(self._numbers()):
-            if at:
-                yield NEXT
-            yield self._pattern.row(numbers)
-
-    def __len__(self) -> int:
-        """In bytes."""
-        return self._bytes
-
-    def _numbers(self) -> Iterator[Numbers]:
-        return zip(self._ids, self._indices, count_from(self._place), strict=False)
-
-
-Piece = bytes | Alike
-
-
-def _alike(job: Job, one: Jobs) -> tuple[Piece, ...]:
-    """The rows of all tasks that the job stands for. Those behind the first, which may head the
-    line, differ only in their ids, indices and places, so they are written from one pattern."""
-    first, second = islice(singly([job]), 2)
-    moving = one.moving(second)
-    pattern = _pattern(second, moving, one)
-    others = Alike(pattern, job.ids[1:], indices(job)[1:], moving["position"] or 0)
-    return as_json(one(first)), NEXT, others, NEXT
-
-
-class _Pattern:
-    """A row in which three numbers stand that nobody can have guessed, also in the paths of its
-    logs. Others take their place."""
-
-    def __init__(self, row: bytes, numbers: Numbers) -> None:
-        found = [b"%d" % number for number in numbers]
-        self._used = list(map(row.count, found))
-        self._text = row.replace(b"%", b"%%")
-        self.blank = row
-        for number, name in zip(found, NUMBERS, strict=True):
-            self._text = self._text.replace(number, b"%%(%s)d" % name)
-            self.blank = self.blank.replace(number, b"")
-
-    def row(self, numbers: Numbers) -> bytes:
-        return self._text % dict(zip(NUMBERS, numbers, strict=True))
-
-    def digits(self, numbers: Numbers) -> int:
-        """How many it has besides the `blank` part."""
-        return sum(
-            used * len(str(number)) for used, number in zip(self._used, numbers, strict=True)
-        )
-
-
-def _pattern(task: Job, moving: MovingOut, one: Jobs) -> _Pattern:
-    assert task.spec.array
-    id, index, place = (10**17 + randbelow(10**17) for _ in range(3))
-    array = replace(task.spec.array, index=index)
-    out = one(replace(task, id=JobId(id), spec=replace(task.spec, array=array)))
-    if one.sees(task):
-        out["reason"], out["wait_s"] = one.reason(task), moving["wait_s"]
-        out["position"] = moving["position"] and place
-    return _Pattern(as_json(out), (id, index, place))
+def rows_out(jobs: Iterable[Job], one: Jobs) -> Iterator[JobOut]:
+    """A row for each task. The first may head the line; the others differ in little."""
+    for job in jobs:
+        tasks = singly([job])
+        yield one(next(tasks))
+        second: JobOut | None = None
+        for task in tasks:
+            second = second or one(task)
+            yield cast(JobOut, {**second, **one.of_task(task)})
 
 
 class Pieces(StreamingResponse):
-    """JSON sent in pieces, never assembled in memory. It has a length, since HTTP/1.0 clients
-    cannot read chunks."""
+    """JSON sent in pieces, as each that waits to be read is a copy. It has a length, since HTTP/1.0
+    clients cannot read chunks."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        length = {"content-length": str(sum(map(len, pieces)))}
-        super().__init__(_join(pieces), headers=length, media_type="application/json")
-
-
-async def _join(pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
-    spelt = chain.from_iterable((each,) if isinstance(each, bytes) else each for each in pieces)
-    while some := b"".join(islice(spelt, PIECES)):
-        yield some
+    def __init__(self, body: bytes) -> None:
+        length = {"content-length": str(len(body))}
+        super().__init__(_cut(body), headers=length, media_type="application/json")
 
 
-@dataclass(slots=True)
-class Ended:
-    job: Job
-    _row: bytes = b""
-
-    def row(self, one: Jobs) -> bytes:
-        """As JSON, for those who may see all of it: it changes no more."""
-        self._row = self._row or as_json(row_out([self.job], one))
-        return self._row
-
-
-@dataclass(slots=True)
-class _Ends:
-    jobs: OrderedDict[JobId, Ended] = field(default_factory=OrderedDict)  # the last to end is last
-    bytes: int = 0
-
-    def add(self, ended: Ended) -> None:
-        job = ended.job
-        self._drop(job.id)
-        self.jobs[job.id] = ended
-        self.bytes += weight(job.spec)
-        while len(self.jobs) > MOST or (self.bytes > MOST_BYTES and len(self.jobs) > 1):
-            self._drop(next(iter(self.jobs)))
-
-    def _drop(self, id: JobId) -> None:
-        ended = self.jobs.pop(id, None)
-        if ended is not None:
-            self.bytes -= weight(ended.job.spec)
+async def _cut(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), PIECE):
+        yield body[at : at + PIECE]
 
 
 class Recent(Follower):
-    """Jobs that ended a moment ago, in memory, so that a request for the status waits neither for
-    the disk nor for the interpreter's lock at each row that is read."""
+    """Jobs that ended a moment ago, in memory, so that a request for the status does not wait for
+    the disk."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
         self._begun = False
-        self._of: dict[Owner | None, _Ends] = {}  # None: of all users
+        # By user, None: of all users; the last to end is last.
+        self._of: dict[Owner | None, OrderedDict[JobId, Job]] = {}
         self._lock = threading.Lock()
 
     def on_commit(self, step: Step) -> None:
         with self._lock:
             self._add(step.jobs)
 
-    def latest(self, owner: Owner | None, now: float) -> list[Ended]:
+    def latest(self, owner: Owner | None, now: float) -> list[Job]:
         """The user's, or everybody's, in order of their ids. The first time, it reads those that
         ended before the daemon started."""
         since = now - RECENT_S
@@ -354,22 +176,27 @@ class Recent(Follower):
             with self._lock:
                 self._begin(earlier)
         with self._lock:
-            known = self._of.get(owner, _Ends()).jobs.values()
-            found = [each for each in known if _end(each.job) >= since]
-        return sorted(found, key=lambda each: each.job.id)
+            known = tuple(self._of[owner].values()) if owner in self._of else ()
+        return sorted((job for job in known if _end(job) >= since), key=lambda job: job.id)
 
     def _begin(self, earlier: Iterable[Job]) -> None:
         if not self._begun:
             self._begun = True
-            later = [each.job for ends in self._of.values() for each in ends.jobs.values()]
+            later = chain.from_iterable(jobs.values() for jobs in self._of.values())
             self._add(sorted({job.id: job for job in (*earlier, *later)}.values(), key=_end))
 
     def _add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            if job.ended:
-                ended = Ended(job)
-                self._of.setdefault(job.spec.owner, _Ends()).add(ended)
-                self._of.setdefault(None, _Ends()).add(ended)
+            for owner in (job.spec.owner, None) if job.ended else ():
+                known = self._of.setdefault(owner, OrderedDict())
+                known[job.id] = job
+                known.move_to_end(job.id)
+                while len(known) > MOST or (len(known) > 1 and _bytes(known) > MOST_BYTES):
+                    known.popitem(last=False)
+
+
+def _bytes(jobs: Mapping[JobId, Job]) -> int:
+    return sum(weight(job.spec) for job in jobs.values())
 
 
 def _end(job: Job) -> float:

@@ -19,9 +19,9 @@ from carmad.api.job import JobOut
 from carmad.api.reasons import GpuRefOut, gpu_ref, phrase
 from carmad.api.report import JOULES_PER_KWH, ReportOut
 from carmad.api.requests import Body, Name
-from carmad.api.rows import Row, visible_rows, waiting
+from carmad.api.rows import Row, row_out, visible_rows, waiting
 from carmad.api.service import Service
-from carmad.api.wire import SCHEMA, as_json, iso, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, iso, parse_time, pick, stamp
 from carmad.configfile import as_tree
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
@@ -183,7 +183,7 @@ def _status(call: Call, scene: Scene) -> Response:
     waits, more = visible_rows(peer.owner, waiting(scene, one))
     rows: list[Row] = [*([job] for job in scene.running), *waits]
     recent = service.recent.latest(None if peer.admin else peer.owner, scene.now)
-    ended = [each for each in recent if each.job.id not in scene.live and call.may_touch(each.job)]
+    ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
     out: StatusOut = {
         "schema": SCHEMA,
         "server": {
@@ -196,11 +196,9 @@ def _status(call: Call, scene: Scene) -> Response:
         "more": more,
         "counts": _counts(scene.live.rows.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
-        "jobs": [],  # last: what is written already comes in here
+        "jobs": [row_out(row, one) for row in (*rows, *([job] for job in ended))],
     }
-    live = b"".join(service.rows.json(rows, one))[1:-1].strip()
-    jobs = b",".join(filter(None, (live, *(each.row(one) for each in ended))))
-    return Response(as_json(out)[:-2] + jobs + b"]}", media_type="application/json")
+    return answer(out)
 
 
 def _cpus(scene: Scene) -> CpusOut:

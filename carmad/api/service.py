@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from carmad.api.checks import CheckOut
 from carmad.api.events import Events
-from carmad.api.rows import Recent, Rows
+from carmad.api.rows import Recent
 from carmad.api.tally import Tally
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import CPU, MEMORY
@@ -151,7 +151,6 @@ class Service(Follower):
     )
     turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
-    rows: Rows = field(default_factory=Rows)
     _scene: Scene | None = None
     stopping: bool = False
 
@@ -193,7 +192,6 @@ class Service(Follower):
         scene = self._scene
         if scene is None or settled or self.now() - scene.now > FRESH_S:
             scene = await self.ask(self._capture)
-        self.rows.keep(scene.live)
         return scene
 
     def _capture(self, core: Scheduler) -> Scene:

@@ -45,7 +45,7 @@ async def events(
     only this user's.
     """
     known = call.service.events
-    if not known.is_room(call.turn.payer):
+    if not known.is_room(call.turn.share.user):
         raise TooMany("you are watching in too many places", REFUSED_FOR_S)
     place = known.place
     lost = False
@@ -92,7 +92,7 @@ async def _stream(
     call: Call, known: Events, place: int, lost: bool, user: str | None, wanted: Wanted | None
 ) -> AsyncIterator[bytes]:
     service = call.service
-    with known.stream(call.turn.payer) as news:
+    with known.stream(call.turn.share.user) as news:
         async with call.turn.rest():
             yield sse(_mark(known, place, call, "watching"))
             sign_of_life = b""
@@ -120,7 +120,7 @@ async def _stream(
                             await news.wait()
                     except TimeoutError:
                         sign_of_life = b":\n\n"
-                await call.turn.come()  # what happens meanwhile is sent along
+                await asyncio.sleep(0)  # what happens meanwhile is sent along
 
 
 def _render(

@@ -97,28 +97,21 @@ class Unavailable(ApiError):
     code = "unavailable"
 
 
-def extra_headers(error: CarmaError) -> dict[str, str]:
-    return {"retry-after": str(ceil(error.after_s))} if isinstance(error, TooMany) else {}
-
-
-def status_and_code(error: CarmaError) -> tuple[int, str]:
-    if isinstance(error, ApiError):
-        return error.status, error.code
-    if isinstance(error, (StoreFull, Stopping)):
-        return 503, "unavailable"
-    return ApiError.status, ApiError.code
-
-
 def refusal(
     status: int, message: str, hint: str, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     error: ErrorOut = {"error": message, "hint": hint, "code": code}
-    body = to_json(error)
-    return Response(body, status, headers, media_type="application/json")
+    return Response(to_json(error), status, headers, media_type="application/json")
 
 
-def refusal_of(error: CarmaError, headers: Mapping[str, str] | None = None) -> Response:
-    status, code = status_and_code(error)
+def refusal_of(error: CarmaError) -> Response:
+    status, code, headers = ApiError.status, ApiError.code, dict[str, str]()
+    if isinstance(error, ApiError):
+        status, code = error.status, error.code
+    elif isinstance(error, (StoreFull, Stopping)):
+        status, code = Unavailable.status, Unavailable.code
+    if isinstance(error, TooMany):
+        headers["retry-after"] = str(ceil(error.after_s))
     return refusal(status, error.message, error.hint, code, headers)
 
 

@@ -18,7 +18,7 @@ from tests.attack.booted import skipped
 from tests.attack.refused import recorded
 
 TOGETHER = {*AT_ONCE, cases.array}
-SMALL = {"TASKS": 300, "SUBUIDS": 10, "EACH": 50, "STREAMS": 80, "FORKS": 50, "KILLS": 1}
+SMALL = {"TASKS": 300, "CONNECTIONS": 100, "STREAMS": 80, "FORKS": 50, "KILLS": 1}
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,13 @@
 """What hostile users run inside: python -m benchmarks.daemon.siege.attackers KIND WORD…, for ever.
 
-Each is a user's own program, except `subuids`, which root starts to become the uids that a user
-has for containers.
+Each is a user's own program.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import socket
 import sys
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import cast
 
 from benchmarks.daemon.booted import SOCKET
 from benchmarks.daemon.http import Hostile, request
@@ -24,7 +25,7 @@ from carmad.attempt.proc import process_stat, read_file
 
 FOR_EVER_S = 86_400.0
 STREAM = request("GET", "/v1/events", version="1.1")
-HALF = request("POST", "/v1/jobs", b"{", size=1000)
+LOOK = request("GET", "/v1/status", version="1.1")
 
 
 def arrays(tasks: str) -> None:
@@ -36,32 +37,39 @@ def arrays(tasks: str) -> None:
             exchange("POST", "/v1/cancel", {"select": str(said["id"])})
 
 
-def subuids(first: str, count: str, connections: str) -> None:
-    """Each of so many uids holds so many connections: streams, and requests half sent."""
-    for uid in range(int(first), int(first) + int(count)):
-        if os.fork() == 0:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            hold_connections(int(connections))
-    signal.pause()
+def connections(count: str) -> None:
+    """Each asks for the status again as soon as it is answered."""
+    selector = selectors.DefaultSelector()
+    while True:
+        with contextlib.suppress(OSError):
+            while len(selector.get_map()) < int(count):
+                connection = socket.socket(socket.AF_UNIX)
+                selector.register(connection, selectors.EVENT_READ)
+                connection.connect(SOCKET)
+                connection.sendall(LOOK)
+        for key, _ in selector.select(0.2):
+            connection = cast(socket.socket, key.fileobj)
+            answer = b""
+            with contextlib.suppress(OSError):
+                answer = connection.recv(1 << 18)
+                if answer.endswith(b"}"):
+                    connection.sendall(LOOK)
+            if not answer:
+                selector.unregister(connection)
+                connection.close()
 
 
-def streams(connections: str) -> None:
+def streams(count: str) -> None:
     """Streams of events that nobody reads."""
-    hold_connections(int(connections), only_streams=True)
-
-
-def hold_connections(count: int, only_streams: bool = False) -> None:
     held: list[socket.socket] = []
     while True:
-        while len(held) < count:
+        while len(held) < int(count):
             connection = socket.socket(socket.AF_UNIX)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             connection.settimeout(5.0)
             try:
                 connection.connect(SOCKET)
-                connection.sendall(STREAM if only_streams or len(held) % 2 else HALF)
+                connection.sendall(STREAM)
             except OSError:
                 connection.close()
                 time.sleep(0.1)
@@ -166,7 +174,7 @@ def together(*loops: Callable[[], None]) -> None:
 
 
 KINDS: dict[str, Callable[..., None]] = {
-    each.__name__: each for each in (arrays, subuids, streams, adopt, flood, launchers, letters)
+    each.__name__: each for each in (arrays, connections, streams, adopt, flood, launchers, letters)
 }
 
 if __name__ == "__main__":

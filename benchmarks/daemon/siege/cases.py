@@ -20,7 +20,7 @@ from carma_client import Problem
 LEDGER = 'echo "start $CARMA_JOB_ID" >> ~/ledger; {}; echo "end $CARMA_JOB_ID" >> ~/ledger'
 FOREVER = 'echo "start $CARMA_JOB_ID" >> ~/ledger; exec sleep 100000'
 TASKS = 3000
-SUBUIDS, EACH = 90, 250
+CONNECTIONS = 200
 STREAMS = 250
 FORKS = 400
 KILLS = 3
@@ -33,12 +33,12 @@ class NotHere(Exception):
 @dataclass(frozen=True, slots=True)
 class Case:
     """`most`: how many times as long as when it is quiet the honest user's requests may take;
-    None: while the daemon is down, they must wait."""
+    None: the daemon is down meanwhile, or all of it is on at once: nothing is promised."""
 
     name: str
     what: str
     attack: Callable[[Field], contextlib.AbstractContextManager[None]]
-    most: float | None = 3.0
+    most: float | None = 5.0
 
 
 @contextmanager
@@ -112,10 +112,8 @@ def shm(field: Field) -> Iterator[None]:
 
 
 @contextmanager
-def subuids(field: Field) -> Iterator[None]:
-    user = HOSTILE[0]
-    first = field.machine.subuids(user)
-    with field.attack(user, attackers.subuids, first, SUBUIDS, EACH, root=True):
+def connections(field: Field) -> Iterator[None]:
+    with field.attack(HOSTILE[0], attackers.connections, CONNECTIONS):
         yield
 
 
@@ -241,7 +239,7 @@ def _python(field: Field, user: str, script: str) -> int:
     return int(field.machine.call("POST", "/v1/jobs", body, user)["id"])
 
 
-AT_ONCE = (lose, limit, paths, adopt, subuids, three_arrays, streams, flood)
+AT_ONCE = (lose, limit, paths, adopt, connections, three_arrays, streams, flood)
 
 
 @contextmanager
@@ -258,7 +256,7 @@ CASES = (
     Case("limit", "jobs with time limits beside a stuck process of their user's", limit),
     Case("within", "a job's own process is stuck, and its time is over", within),
     Case("shm", "a job fills /dev/shm beyond its memory", shm),
-    Case("subuids", f"{SUBUIDS} subuids with {EACH} connections each", subuids),
+    Case("connections", f"{CONNECTIONS} connections of one user, which ask on and on", connections),
     Case("array", f"an array of {TASKS:,} submitted and cancelled in a loop", array),
     Case("arrays", "the same by three users", three_arrays),
     Case("kills", "carmad and supervisors killed while jobs run", kills, None),
@@ -274,5 +272,5 @@ CASES = (
     Case("streams", f"{STREAMS} streams each by three users, who read nothing", streams),
     Case("flood", "unfinished, slow and nested requests, large environments", flood),
     Case("paths", "a log, a directory and a script on the stuck file system", paths),
-    Case("all", "most of these at once", everything, 5.0),
+    Case("all", "most of these at once", everything, None),
 )

@@ -122,10 +122,9 @@ class Field:
         return found
 
     @contextlib.contextmanager
-    def attack(self, user: str, kind: Any, *words: object, root: bool = False) -> Iterator[str]:
-        """Run one of the `attackers` as that user, or as root for that user. What it submitted is
-        cancelled."""
-        with self.unit(user, *self.program("attackers", kind.__name__, *words), root=root) as unit:
+    def attack(self, user: str, kind: Any, *words: object) -> Iterator[str]:
+        """Run one of the `attackers` as that user; "": as root. What it submitted is cancelled."""
+        with self.unit(user, *self.program("attackers", kind.__name__, *words)) as unit:
             yield unit
         if user:
             self.await_none(user)
@@ -146,11 +145,10 @@ class Field:
         until(none, f"{user}'s jobs to end")
 
     @contextlib.contextmanager
-    def unit(self, user: str, *words: str, root: bool = False, **env: str) -> Iterator[str]:
-        """Run a program outside of CARMA's jobs, as from a login; user "": root's. `root`: among
-        the user's, but as root."""
+    def unit(self, user: str, *words: str, **env: str) -> Iterator[str]:
+        """Run a program outside of CARMA's jobs, as from a login; user "": root's."""
         name = f"siege-{next(self._numbers)}.service"
-        who = [f"--uid={user}", f"--gid={user}"] if user and not root else []
+        who = [f"--uid={user}", f"--gid={user}"] if user else []
         log = f"{self.machine.folder}/{name}.log"
         self.machine.run(
             *(

@@ -57,7 +57,7 @@ from carmad.explanation import ContextOut
 from carmad.http import bounds, connections
 from carmad.http import server as server_module
 from carmad.http.connections import Credentials, Peer, Peers
-from carmad.http.turns import Share
+from carmad.http.shares import Share
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
 from tests.aio import run_async

@@ -7,7 +7,7 @@ import socket
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -24,12 +24,10 @@ from carmad.api.job import Jobs
 from carmad.api.rows import (
     FIRST_ROWS,
     OWN_ROWS,
-    PIECES,
-    Piece,
-    Pieces,
-    Rows,
+    PIECE,
     fold,
     row_out,
+    rows_out,
     visible_rows,
 )
 from carmad.api.wire import Selection, as_json, parse_selection
@@ -46,7 +44,6 @@ from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.store.database import StoreFull
-from cli.output import print_json
 from tests.aio import run_async
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.carmad.api.test_api import ADA, JOB, needs_root, submit
@@ -218,49 +215,20 @@ def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
     assert visible_rows((UID, a_spec().user), rows[:3]) == (rows[:3], 0)
 
 
-# rows that are written once
-
-
-def _sent(pieces: Sequence[Piece]) -> bytes:
-    async def read() -> bytes:
-        return b"".join([part async for part in answer.body_iterator])  # type: ignore[misc]
-
-    answer = Pieces(pieces)
-    sent = run_async(read())
-    assert len(sent) == int(answer.headers["content-length"])
-    return sent
+# rows of tasks
 
 
 @pytest.mark.parametrize("uid", [UID, UID + 1])
 def test_tasks_that_wait_alike_are_written_as_each_of_them_would_be(uid: int) -> None:
-    """Also names that look like what a pattern is made of, and digits beside numbers."""
     array = ArrayTask(JobId(4), 10, None, more=5, step=3)
-    spec = a_spec(
-        uid=UID,
-        array=array,
-        name='100%d "%(id)d"',
-        argv=("train", "%b%(place)d", "4", "10"),
-        stdout="1%j0/%A_%a%a-%%a-%x.log",
-        stderr="%j%%",
-    )
+    name = "1%j0/%A_%a%a-%%a-%x.log"
+    spec = a_spec(uid=UID, array=array, argv=("train", "4", "10"), stdout=name, stderr="%j%%")
     other = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID))
     job = a_job(4, state=JobState.QUEUED, spec=spec, submitted_at=0.0)
-    scene = scene_of(other, job)
-    one = Jobs(scene, log_paths, (uid, a_spec().user), False)
+    one = Jobs(scene_of(other, job), log_paths, (uid, a_spec().user), False)
     expected = [one(task) for task in singly([other, job])]
-    text = _sent(Rows().json_singly([other, job], one))
-    assert json.loads(text) == json.loads(as_json(expected))
-    assert len(text.splitlines()) == len(expected) + 2, "a line for each"
+    assert [*rows_out([other, job], one)] == expected
     assert expected[-1]["label"] == "4_25" and expected[-1].get("position") in (7, None)
-
-
-def test_an_answer_holds_no_rows_that_it_has_yet_to_send() -> None:
-    """Forty slow readers of a list of 3,000 tasks held 84 MiB."""
-    array = ArrayTask(JobId(4), 1, None, more=9_998)
-    job = a_job(4, state=JobState.QUEUED, spec=a_spec(uid=UID, array=array))
-    pieces = Rows().json_singly([job], viewer(scene_of(job), see_all=True))
-    assert sum(len(each) for each in pieces if isinstance(each, bytes)) < 8192
-    assert len(json.loads(_sent(pieces))) == 9_999
 
 
 def test_tasks_of_which_none_is_in_line_have_no_place() -> None:
@@ -269,54 +237,15 @@ def test_tasks_of_which_none_is_in_line_have_no_place() -> None:
         job = task(4, 1, state=state)
         job = replace(job, spec=replace(job.spec, array=ArrayTask(JobId(4), 1, more=2)))
         one = viewer(scene_of(job), see_all=True)
-        found = json.loads(_sent(Rows().json_singly([job], one)))
-        assert found == json.loads(as_json([one(each) for each in singly([job])]))
+        found = [*rows_out([job], one)]
+        assert found == [one(each) for each in singly([job])]
         assert [each["position"] for each in found] == [None] * 3
-
-
-def test_a_row_stands_as_long_as_its_job_and_the_reason_do(counted: Counter[str]) -> None:
-    jobs = [a_job(id) for id in range(1, 51)]
-    rows = Rows()
-
-    def listed(scene: Scene, **who: Any) -> list[Any]:
-        found = json.loads(b"".join(rows.json([[job] for job in jobs], viewer(scene, **who))))
-        assert isinstance(found, list)
-        return found
-
-    first = listed(scene_of(*jobs))
-    assert counted["jobs"] == len(jobs)
-    assert listed(scene_of(*jobs)) == first == [viewer(scene_of(*jobs))(job) for job in jobs]
-
-    counted.clear()
-    gone = jobs.pop(0)
-    later = listed(scene_of(*jobs))
-    assert counted["jobs"] == 1, "only the new head waits for something else now"
-    counted.clear()
-    assert [job["position"] for job in later] == list(range(1, 50))
-
-    jobs[3] = replace(jobs[3], held=True)
-    assert listed(scene_of(*jobs))[3]["code"] == "H"
-    assert counted["jobs"] == 1
-    counted.clear()
-    outlines = listed(scene_of(*jobs), uid=7)
-    assert "position" not in outlines[0] and outlines[0]["name"] == "-"
-    listed(scene_of(*jobs), uid=8)
-    assert counted["jobs"] == len(jobs), "for all who see it in outline once"
-    assert "reason" in listed(scene_of(*jobs), uid=9, see_all=True)[0]
-
-    assert len(rows) == 50
-    rows.keep({job.id: job for job in jobs})
-    assert len(rows) == len(jobs) and gone.id not in rows._written
 
 
 def test_what_json_has_no_word_for_is_null() -> None:
     job = a_job(1, prediction=Prediction(inf, "nobody"))
-    (out,) = json.loads(b"".join(Rows().json([[job]], viewer(scene_of(job)))))
+    (out,) = json.loads(as_json(rows_out([job], viewer(scene_of(job)))))
     assert out["prediction"]["seconds"] is None
-
-
-def test_an_empty_list_is_json_too() -> None:
-    assert b"".join(Rows().json([], viewer(scene_of()))) == b"[]"
 
 
 def test_the_first_tasks_and_how_many_others_there_are() -> None:
@@ -391,7 +320,7 @@ def test_every_task_is_listed_unless_folded(daemon: Daemon, counted: Counter[str
         *range(first + 1, first + 1 + ARRAY),
     ]
     assert [job["position"] for job in everyone["jobs"]] == [None, *range(1, ARRAY + 1)]
-    assert counted["jobs"] == 3, "the one that runs, the first task, and a pattern for the others"
+    assert counted["jobs"] == 3, "the one that runs, the first task, and one for the others"
 
     rows = daemon.call("GET", "/v1/jobs?fold=true")[1]
     assert [row.get("count") for row in rows["jobs"]] == [None, ARRAY]
@@ -404,62 +333,15 @@ def test_every_task_is_listed_unless_folded(daemon: Daemon, counted: Counter[str
 
 def test_a_long_listing_is_sent_in_pieces_of_a_known_length(daemon: Daemon) -> None:
     """An HTTP/1.0 client, such as `carma`, cannot read chunks."""
-    array(daemon, PIECES)
+    array(daemon, tasks := 300)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(daemon.path)
         connection.sendall(b"GET /v1/jobs HTTP/1.0\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head and b"chunked" not in head
-    assert len(json.loads(body)["jobs"]) == PIECES + 1
-
-
-def test_a_listing_is_written_as_json_is_printed(
-    daemon: Daemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """So `carma queue --json` passes it on."""
-    array(daemon, 5)
-    for path in ("/v1/jobs", "/v1/jobs?user=nobody"):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(daemon.path)
-            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        text = answer.partition(b"\r\n\r\n")[2].decode()
-        print_json(json.loads(text))
-        assert capsys.readouterr().out == text + "\n"
-
-
-@needs_root
-def test_administrators_share_what_is_written_and_others_do_not(
-    daemon: Daemon, counted: Counter[str]
-) -> None:
-    sweep(daemon)
-    daemon.call("GET", "/v1/jobs")
-    counted.clear()
-    for _ in range(3):
-        as_uid(ADA, daemon.path, "GET", "/v1/jobs")
-    # On a slow machine a step may come meanwhile, and renders the running job again.
-    assert counted["jobs"] <= ARRAY + 1 + counted["steps"]
-
-
-def test_a_sweep_is_rendered_once(daemon: Daemon, counted: Counter[str]) -> None:
-    sweep(daemon)
-    counted.clear()
-    daemon.call("GET", "/v1/jobs")
-    assert counted["jobs"] == ARRAY + 1
-    daemon.sample()
-    daemon.call("GET", "/v1/jobs")
-    assert counted["jobs"] == ARRAY + 2, "of these only the one that runs is rendered again"
-
-
-def test_rows_are_kept_of_live_jobs_only(daemon: Daemon) -> None:
-    sweep(daemon)
-    daemon.call("GET", "/v1/jobs")
-    assert len(daemon.service.rows) == ARRAY
-    daemon.call("POST", "/v1/cancel", {"select": "all"})
-    daemon.call("GET", "/v1/health")
-    left = daemon.call("GET", "/v1/jobs")[1]["jobs"]
-    assert len(daemon.service.rows) <= len(left)
+    assert len(json.loads(body)["jobs"]) == tasks + 1
+    assert len(body) > 2 * PIECE
 
 
 def test_what_is_wanted_of_one_job_looks_at_no_other(
@@ -575,21 +457,6 @@ def test_tasks_over_their_limit_share_one_reason() -> None:
     jobs = [task(id, id, limit=2) for id in range(1, 100)]
     scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 2})))
     assert len({id(scene.blocker(job)) for job in jobs}) == 1
-
-
-def test_rows_may_be_written_while_others_are_forgotten() -> None:
-    """The first is done in threads, the second is not."""
-    rows = Rows()
-    one = viewer(scene_of(task(1, 0), task(2, 1)))
-    rows.json([[task(1, 0)], [task(2, 1)]], one)
-
-    class Live(dict[JobId, Job]):
-        def __contains__(self, id: object) -> bool:
-            rows.json([[task(len(rows) + 1, 5)]], one)
-            return False
-
-    rows.keep(Live())
-    assert len(rows) == 0
 
 
 def test_listings_are_made_in_threads_that_are_there_already(daemon: Daemon) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from carma_testing import a_job
 from carmad.api import rows as recent
-from carmad.api.job import JobOut, Jobs
-from carmad.api.rows import Ended, Recent
+from carmad.api.rows import Recent
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import JobState
@@ -40,8 +39,8 @@ def held(daemon: api_server.Daemon) -> int:
     return int(daemon.call("POST", "/v1/jobs", body)[1]["id"])
 
 
-def ids(found: list[Ended]) -> list[int]:
-    return [each.job.id for each in found]
+def ids(found: list[Job]) -> list[int]:
+    return [job.id for job in found]
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_a_job_that_ended_twice_is_there_once_as_it_is_now(store: SqlStore) -> N
     known = Recent(store)
     known.on_commit(step(ended(1, name="before")))
     known.on_commit(step(ended(1, name="after")))
-    assert [each.job.spec.name for each in known.latest(owner("ada"), NOW)] == ["after"]
+    assert [job.spec.name for job in known.latest(owner("ada"), NOW)] == ["after"]
 
 
 def test_it_is_limited_by_number_and_by_length_and_no_user_pushes_out_another_s(
@@ -104,27 +103,3 @@ def test_the_status_reads_the_disk_once_and_not_for_every_user(
             now = shown(daemon)
         assert set(before) < set(now) and len(now) == 4
     assert len(reads) == 1
-
-
-def test_the_status_renders_only_what_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs that have ended, and those that wait as before, were rendered already."""
-    rendered: list[int] = []
-    render = Jobs.__call__
-
-    def noted(self: Jobs, job: Job) -> JobOut:
-        rendered.append(job.id)
-        return render(self, job)
-
-    monkeypatch.setattr(Jobs, "__call__", noted)
-    with api_server.running(tmp_path) as daemon:
-        submitted = [held(daemon) for _ in range(6)]
-        daemon.call("POST", "/v1/cancel", {"select": f"{submitted[0]}-{submitted[2]}"})
-        before = daemon.call("GET", "/v1/status")[1]["jobs"]
-        assert [job["id"] for job in before] == [*submitted[3:], *submitted[:3]]
-        rendered.clear()
-        submitted.append(held(daemon))
-        shown = daemon.call("GET", "/v1/status")[1]["jobs"]
-        assert {job["id"] for job in shown} == set(submitted)
-        assert set(rendered) <= {submitted[-1]}
