@@ -174,9 +174,9 @@ class Limits:
     # environments count once
     queued_mib_per_user: AtOnce[Count] = 32
     kill_grace_s: Number = 30.0  # between SIGTERM and SIGKILL
-    # let GPUs be taken back for urgent jobs, jobs at a terminal and reservations, and by policies
-    # that preempt. true: the job is requeued, and goes on from what it saved; "suspend": it is
-    # [suspended](../guides/suspend.md), and loses nothing
+    # let GPUs be taken back from running jobs. true: by policies that preempt; the job is requeued,
+    # and goes on from what it saved. "suspend": also for urgent jobs, jobs at a terminal and
+    # reservations; the job is [suspended](../guides/suspend.md), and loses nothing
     preemption: AtOnce[bool | Literal["suspend"]] = False
     # how often a waiting job may be overtaken by later ones, whenever they end; 0: never; not set:
     # by those that [end before it can start](../concepts/placement.md), in simulations by none

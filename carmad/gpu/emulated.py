@@ -32,8 +32,7 @@ HINT = (
 
 
 def create(directory: Path, spec: str) -> None:
-    """Create the cards of `spec` in `directory`. Existing cards are left as they are, unless an
-    earlier release has laid them out otherwise."""
+    """Create the cards of `spec` in `directory`. Existing cards are left as they are."""
     kinds = parse(spec)
     island_of = [n for n, part in enumerate(spec.split(ISLANDS)) for _ in parse(part)]
     try:
@@ -42,8 +41,6 @@ def create(directory: Path, spec: str) -> None:
             directory.chmod(0o755)  # jobs of every user need access, whatever the umask
         for index, kind in enumerate(kinds):
             path = directory / f"{uuid_of(kind, index)}{card.SUFFIX}"
-            if path.exists() and _is_outdated(path):
-                path.unlink()
             if not path.exists():
                 card.create(
                     str(path),
@@ -61,13 +58,6 @@ def create(directory: Path, spec: str) -> None:
         raise CarmaError(
             f"{directory} has emulated cards other than {spec}", "remove it, or name another"
         )
-
-
-def _is_outdated(path: Path) -> bool:
-    """Whether another release laid it out. One that is torn is not: it may be whole in a moment."""
-    with path.open("rb") as file:
-        found, ours = file.read(8), card.MAGIC.to_bytes(8, "little")
-    return len(found) == len(ours) and found[:-1] == ours[:-1] and found != ours
 
 
 def parse(spec: str) -> tuple[GpuKind, ...]:

@@ -13,7 +13,17 @@ from pydantic import ValidationError
 from carmad.core.jobs.attempt import Attempt, Cause, Exit, GpuId, JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask, JobSpec
-from carmad.core.jobs.states import HOLDING, Active, JobState, Over, Status, Stopping, Waiting
+from carmad.core.jobs.states import (
+    HOLDING,
+    LIVING,
+    NEW,
+    Active,
+    JobState,
+    Over,
+    Status,
+    Stopping,
+    Waiting,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +97,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
     number, started_at = max(1, int(_number(row["attempt"]))), _number(row["started_at"])
     attempt = Attempt(number, gpus, started_at=started_at)
     status: Status = Waiting(JobState.QUEUED)
-    if row["ended_at"] is not None:
+    if row["ended_at"] is not None and row["state"] not in NEW | LIVING:
         failed = Exit(Cause.FAILURE, evidence=NOTE)
         status = Over(JobState.FAILED, failed, _number(row["ended_at"]))
     elif gpus and row["state"] == JobState.STOPPING:

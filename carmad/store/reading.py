@@ -413,7 +413,7 @@ class Reader:
         """The jobs in rows of `_JOB_ROWS`."""
         return (self._job(row, job_of) for row in rows)
 
-    def _job(self, row: Found[Any], decode: Callable[[Any], Job]) -> Job:
+    def _job(self, row: Any, decode: Callable[[Any], Job]) -> Job:
         """The job in a row, or what stands in for it."""
         try:
             return decode(row)
@@ -450,7 +450,7 @@ class Reader:
             lambda row: f"limit {row.id} of {as_text(row.subject)}",
         )
 
-    def _live(self, row: Found[Any]) -> Job:
+    def _live(self, row: Any) -> Job:
         return self._job(row, lambda row: expect_live(codec.decode_job(row.body), row.id))
 
     def _drain(self, row: Row) -> Drain:

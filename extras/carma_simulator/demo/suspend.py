@@ -24,7 +24,7 @@ from carmad.paths import python
 from carmad.states import ENDED_CODES
 from cli import client, output
 from cli.parser import Parser
-from cli.problems import Problem
+from cli.problems import Problem, Refused
 
 GPUS = "2xA100-40GB"
 SUSPENDS = {
@@ -53,7 +53,7 @@ WORDS = {
     "train_alone": "eve trains, alone on a GPU: the notebook is idle, and makes room",
     "be_urgent": "ann has a deadline: her urgent job gets a GPU at once",
     "grow": "joe's job joins bob's, and grows: one of them makes room before memory runs out",
-    "use_the_notebook": "ada is back: her next cell has its GPU and its variables again",
+    "use_the_notebook": "ada is back, and resumes it: the next cell has its GPU and variables",
 }
 
 
@@ -90,6 +90,9 @@ class Story:
 
     def use_the_notebook(self) -> None:
         assert self.notebook and self.notebook.stdin
+        number = self.names.index("notebook") + 1
+        with contextlib.suppress(Refused):  # nobody needed its GPU
+            client.post("/v1/resume", {"select": str(number), "user": None})
         print("model(batch)", file=self.notebook.stdin, flush=True)
         self.notebook.stdin.close()
 
@@ -220,7 +223,6 @@ def program(kind: str, memory_mib: str = "16000", seconds: str = "1") -> None:
         card.allocate(int(memory_mib))
         compute(card, float(seconds))
         input()  # nobody is there
-        sum(range(1_000_000))  # what a cell does before it needs the GPU
         compute(card, 2 * float(seconds))
     card.close()
 

@@ -107,16 +107,6 @@ def test_an_attempts_directory_gives_its_group() -> None:
     assert all(0 < group_of(name) < 2**63 for name in names)
 
 
-def test_a_card_of_an_earlier_layout_is_made_anew(tmp_path: Path) -> None:
-    create_all(tmp_path, "1xA100-40GB")
-    (path,) = tmp_path.glob("*.card")
-    earlier = path.read_bytes()[: 24 * 8 + 512 * 8]
-    path.write_bytes(earlier[:7] + b"\1" + earlier[8:])
-    create_all(tmp_path, "1xA100-40GB")
-    (gpu,) = EmulatedSource(tmp_path).discover()
-    assert gpu.guarantees
-
-
 def test_a_directory_without_cards_gives_no_limits_and_says_why(tmp_path: Path) -> None:
     limiter = EmulatedLimiter(str(tmp_path / "none"))
     assert "No such file" in limiter.limit("7.1", None, (MemoryLimits(GpuId("GPU-0")),))
