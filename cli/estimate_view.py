@@ -3,8 +3,9 @@ in a self-contained page. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect
 from io import BytesIO
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -14,14 +15,13 @@ from carmad.charts import image as embedded
 from carmad.readable import clean
 from cli.estimation import choice
 from cli.render import refusal
-from cli.text import GIB, NOTHING, Table, columns, command, draw, heading, in_style, memory, number
+from cli.text import GIB, NOTHING, Table, columns, command, heading, in_style, memory, number
 from cli.vary import PRECISION, bounds, safe_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.figure import Figure
-    from rich.console import Console, ConsoleOptions, RenderResult
 
     from carmad.api.guesses import EstimateOut, EstimatesOut, FitOut
     from carmad.api.reasons import VerdictOut
@@ -174,60 +174,39 @@ def _holders(found: ExplanationOut) -> Iterator[Block]:
         yield made
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+def drawing(moments: Sequence[MomentOut], one: EstimateOut, width: int) -> list[Block]:
     """The memory over two steps: a column for one or several moments, a row for a share of the
     peak."""
-
-    moments: Sequence[MomentOut]
-    one: EstimateOut
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _draw(self.moments, self.one, min(PLOT_WIDTH, max(1, options.max_width - AXIS)))
-
-
-def _draw(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> Block:
+    room = min(PLOT_WIDTH, max(1, width - AXIS))
     context = one["parts"].get("context", 0)
     top = max(moment["held_mib"] for moment in moments) + context
-    width = -(-len(moments) // room)
-    columns = [
-        max(moments[at : at + width], key=lambda moment: sum(moment["in_use"].values()))
-        for at in range(0, len(moments), width)
-    ]
+    each = -(-len(moments) // room)
+    groups = [moments[at : at + each] for at in range(0, len(moments), each)]
     rows = [
         Text(memory(round(top * (row + 1) / PLOT_HEIGHT)).rjust(6) + " │")
         for row in range(PLOT_HEIGHT)
     ]
-    for moment in columns:
+    for group in groups:
+        moment = max(group, key=lambda moment: sum(moment["in_use"].values()))
         for row, name in enumerate(_stack(moment, context, top)):
             sign, colour = LOOKS.get(name, OTHER) if name else (" ", "")
             rows[row].append(sign, style=colour)
     steps = Text("        ")
-    for at in range(0, len(moments), width):
-        ends = [moment["mark"] for moment in moments[at : at + width] if moment["mark"]]
-        steps.append("↑" if ends else "─")
-    tail = Text("        from the first layer to the end of step 2; ↑ an optimizer step ended\n")
+    steps.append("".join("─↑"[any(moment["mark"] for moment in group)] for group in groups))
+    tail = "        from the first layer to the end of step 2; ↑ an optimizer step ended"
     looks = Text("        ")
     for name, (sign, colour) in LOOKS.items():
         looks.append(sign, style=colour)
         looks.append(f" {name}  ")
-    return draw(["", *reversed(rows), steps, tail, looks])
+    return ["", *reversed(rows), steps, tail, "", looks]
 
 
 def _stack(moment: MomentOut, context_mib: int, top_mib: int) -> list[str]:
     """The part at the middle of each row, from the bottom; "" above all of them."""
     parts = parts_at(moment, context_mib)
-    found = []
-    for row in range(PLOT_HEIGHT):
-        middle, done = top_mib * (row + 0.5) / PLOT_HEIGHT, 0
-        for name, mib in parts.items():
-            done += mib
-            if middle < done:
-                found.append(name)
-                break
-        else:
-            found.append("")
-    return found
+    names, ends = [*parts, ""], list(accumulate(parts.values()))
+    middles = (top_mib * (row + 0.5) / PLOT_HEIGHT for row in range(PLOT_HEIGHT))
+    return [names[bisect(ends, middle)] for middle in middles]
 
 
 def parts_at(moment: MomentOut, context_mib: int) -> dict[str, int]:

@@ -146,7 +146,7 @@ def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
         output.note("only a trace can be drawn, and there is none")
         return False
     if options.plot == TERMINAL:
-        output.show([view.Drawn(found["moments"], one)])
+        output.show(view.drawing(found["moments"], one, output.console().width))
     else:
         _write(options.plot, one, found, argv)
     return True

@@ -44,7 +44,7 @@ def top_options(parser: Parser) -> None:
 def top(options: Namespace) -> int:
     why = output.why_no_screen()
     if options.once or why:
-        if why and sys.stdout.isatty():
+        if not options.once and sys.stdout.isatty():
             output.note(f"printed once: {why}")
         options.json = False
         return status(options)
