@@ -196,7 +196,6 @@ def test_bad_rows_of_ended_jobs_are_left_out_and_named(daemon: Carmad) -> None:
         "UPDATE decisions SET body = '{'",
         "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
         "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
-        "INSERT INTO timeline VALUES ('GPU-x', 3600, 'no hour')",
     )
     daemon.start()
     assert [job["id"] for job in daemon.get("/v1/history")["jobs"]] == [good]

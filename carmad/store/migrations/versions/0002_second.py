@@ -128,13 +128,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job", "name", "at", name="pk_metrics"),
         sqlite_with_rowid=False,
     )
-    op.create_table(
-        "timeline",
-        sa.Column("gpu", sa.Text(), nullable=False),
-        sa.Column("start", sa.Integer(), nullable=False),
-        sa.Column("body", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("gpu", "start", name="pk_timeline"),
-    )
     op.drop_table("samples")
     op.drop_index("ix_events_at", "events")
     op.drop_table("events")
