@@ -91,7 +91,7 @@ class Daemon:
         self.gpus = tuple(a_gpu(n) for n in range(gpus))
         self.world = FakeWorld(self.gpus, self.inbox.clock, self.inbox.post)
         scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
-        timeline = Timeline(settings.monitor.period_s)
+        timeline = Timeline(folder / "timeline.db")
         self.service = Service(
             inbox=self.inbox,
             store=self.store,

@@ -132,7 +132,7 @@ class Pretended(Follower):
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
         self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
         core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
-        self.timeline = Timeline(settings.monitor.period_s)
+        self.timeline = Timeline(folder / "timeline.db")
         experience = Experience(settings)
         self.monitor = MonitorThread(
             Cards(self.world), settings.monitor, self.inbox, Owners(self.world)

@@ -7,9 +7,9 @@ not known. Times are Unix seconds; memory is in MiB.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query
@@ -19,13 +19,14 @@ from typing_extensions import TypedDict
 from carmad.api.call import Call, Caller, Label, Moment, answer, resource
 from carmad.api.wire import SCHEMA, parse_time, pick, stamp
 from carmad.core.gpus.sharing import label as label_of
-from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound
 from carmad.store.values import Named
-from carmad.timeline.hours import FINE_S, HOUR_S, KEPT_S, OTHERS, Bins, Cell, Mark, Track
+from carmad.timeline.marks import Mark
+from carmad.timeline.recorder import ALL, HOUR_S, KEPT_S, MINUTE_S, OTHERS, Bin, Timeline, Track
 
 router = resource()
 
@@ -38,17 +39,24 @@ Step = Annotated[int, Query(ge=1, le=HOUR_S, description="bins of at least so ma
 MOST_POINTS = 1000
 MOST_JOBS = 100  # series of a GPU
 MOST_MARKS = 1000  # of a GPU
-STEPS_S = (*FINE_S, 120, 300, 600, 900, 1800, HOUR_S)
+STEPS_S = (MINUTE_S, 120, 300, 600, 900, 1800, HOUR_S)
 
 Name = Callable[[JobId], tuple[str, str, str]]  # label, user, and the name if it may be seen
 
 
 class MemoryOut(TypedDict):
-    """Of a job on a GPU."""
+    """Of a job on a GPU, or of all of the GPU."""
 
     used_mib: Values  # means
     used_max_mib: Values
-    promised_mib: Values  # what was set aside for it: as declared or estimated, with its margin
+    promised_mib: Values  # what was set aside: as declared or estimated, with its margin
+
+
+class LoadOut(TypedDict):
+    """Of a GPU, so by all that ran there."""
+
+    sm_active: Values  # means, 0-1; GPU utilisation where SM activity is not known
+    sm_active_max: Values
 
 
 class JobSeriesOut(MemoryOut):
@@ -71,19 +79,14 @@ class MarkOut(TypedDict):
     text: str
 
 
-class GpuTimelineOut(TypedDict):
+class GpuTimelineOut(MemoryOut, LoadOut):
     id: str
     index: int | None  # None: not known any more
     name: str
     present: bool  # False: it has vanished since, such as a MIG instance
     mig: bool
     memory_mib: int | None
-    used_mib: Values  # all of it, means
-    used_max_mib: Values
     external_mib: Values  # of processes of no job
-    promised_mib: Values  # to its jobs together
-    sm_active: Values  # means, 0-1; GPU utilisation where SM activity is not known
-    sm_active_max: Values
     power_w: Values
     jobs: list[JobSeriesOut]
     marks: list[MarkOut]
@@ -101,7 +104,7 @@ class TimelineOut(TypedDict):
     gpus: list[GpuTimelineOut]
 
 
-class JobGpuTimelineOut(MemoryOut):
+class JobGpuTimelineOut(MemoryOut, LoadOut):
     """A GPU that the job was on. What it held itself is `used_mib`."""
 
     id: str
@@ -109,8 +112,6 @@ class JobGpuTimelineOut(MemoryOut):
     name: str
     memory_mib: int | None
     gpu_used_mib: Values  # by all
-    sm_active: Values  # of the GPU, so by all that ran there
-    sm_active_max: Values
     marks: list[MarkOut]  # of this job
 
 
@@ -152,18 +153,18 @@ async def timeline(
     end = now if (given := parse_time(until)) is None else given
     begin = end - USUAL_S if (given := parse_time(since)) is None else given
     span = Span.choose(begin, end, now, step_s)
-    tracks = call.service.timeline.tracks(span.start, span.end)
-    if gpu is not None:
-        tracks = [each for each in tracks if _is_named(each, gpu)]
-        if not tracks:
-            raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
     scene = await call.service.scene()
-    return await call.service.render(lambda: _gpu_timelines(call, scene, span, tracks))
+    return await call.service.render(lambda: _gpu_timelines(call, scene, span, gpu))
 
 
-def _gpu_timelines(call: Call, scene: Scene, span: Span, tracks: list[Track]) -> Response:
-    found = [draw(track, span) for track in tracks]
-    name = _names(call, scene, {job for one in found for job in one.jobs()})
+def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Response:
+    found = span.read(call.service.timeline, call.service.now())
+    if gpu is not None:
+        found = [each for each in found if _is_named(each, gpu)]
+        if not found:
+            raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
+    shown = {job for one in found for job in (*one.bins, *(mark.job for mark in one.marks))}
+    name = _names(call, scene, {job for job in shown if job and job > 0})
     settings = call.service.settings
     out: TimelineOut = {
         "schema": SCHEMA,
@@ -173,7 +174,7 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, tracks: list[Track]) ->
         "times": span.times(),
         "limits": _limits(call),
         "window_s": settings.monitor.window_s,
-        "gpus": [gpu_timeline_out(one, name) for one in found],
+        "gpus": [gpu_timeline_out(one, span.count, name) for one in found],
     }
     return answer(out)
 
@@ -190,12 +191,12 @@ async def job_timeline(call: Caller, label: Label, step_s: Step = 1) -> Response
     if end <= max(begin, now - KEPT_S):  # it never ran, or too long ago
         begin, end = now - 1.0, now
     span = Span.choose(begin, end, now, step_s)
+    return await call.service.render(lambda: _job_timeline(call, scene, job, span))
+
+
+def _job_timeline(call: Call, scene: Scene, job: Job, span: Span) -> Response:
     its = {gpu for each in job.attempts for gpu in each.gpus}
-    tracks = [each for each in call.service.timeline.tracks(span.start, span.end) if each.id in its]
-    return await call.service.render(lambda: _job_timeline(call, scene, job, span, tracks))
-
-
-def _job_timeline(call: Call, scene: Scene, job: Job, span: Span, tracks: list[Track]) -> Response:
+    tracks = span.read(call.service.timeline, call.service.now())
     name = _names(call, scene, {job.id})
     out: JobTimelineOut = {
         "schema": SCHEMA,
@@ -207,7 +208,7 @@ def _job_timeline(call: Call, scene: Scene, job: Job, span: Span, tracks: list[T
         "times": span.times(),
         "limits": _limits(call),
         "attempts": spans_out(job),
-        "gpus": [job_gpu_out(draw(track, span), job.id, name) for track in tracks],
+        "gpus": [job_gpu_out(each, span.count, job.id, name) for each in tracks if each.id in its],
     }
     return answer(out)
 
@@ -227,7 +228,7 @@ def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
 
 
 def _is_named(track: Track, ref: str) -> bool:
-    return track.id == GpuId(ref) or (track.gpu is not None and str(track.gpu.index) == ref)
+    return track.id == ref or (track.gpu is not None and str(track.gpu.index) == ref)
 
 
 def namer(known: Mapping[JobId, Named], sees: Callable[[tuple[int, str]], bool]) -> Name:
@@ -271,70 +272,42 @@ class Span:
     def times(self) -> list[int]:
         return list(range(self.start, self.end, self.step_s))
 
-
-@dataclass(slots=True)
-class Drawn:
-    """A GPU's part of an answer, before jobs have names."""
-
-    track: Track
-    bins: Bins
-    cells: dict[JobId, dict[int, Cell]] = field(default_factory=dict)  # by bin, in order
-    marks: list[Mark] = field(default_factory=list)
-
-    def jobs(self) -> set[JobId]:
-        return {*self.cells, *(mark.job for mark in self.marks if mark.job is not None)}
+    def read(self, timeline: Timeline, now: float) -> list[Track]:
+        return timeline.tracks(self.start, self.step_s, self.count, now)
 
 
-def draw(track: Track, span: Span) -> Drawn:
-    """The track in the bins of the answer."""
-    bins = Bins(span.start, span.step_s, span.count)
-    for hour in track.hours:
-        bins.take(hour.bins)
-    made = Drawn(track, bins)
-    for number, cells in bins.cells().items():
-        for cell in cells:
-            made.cells.setdefault(cell.job, {})[number] = cell
-    for hour in track.hours:
-        made.marks += [mark for mark in hour.marks if span.start <= mark.at < span.end]
-    made.marks.sort(key=attrgetter("at"))
-    return made
-
-
-def gpu_timeline_out(of: Drawn, name: Name) -> GpuTimelineOut:
-    gpu, columns = of.track.gpu, of.bins.columns
-    shown = of.marks[-MOST_MARKS:]
+def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:
+    """`count`: of bins."""
+    gpu, shown = of.gpu, of.marks[-MOST_MARKS:]
+    whole = [of.bins.get(ALL, {}).get(number) for number in range(count)]
     return {
-        "id": of.track.id,
+        "id": of.id,
         "index": gpu.index if gpu else None,
         "name": gpu.name if gpu else "",
-        "present": of.track.present,
+        "present": of.present,
         "mig": gpu.is_mig if gpu else False,
         "memory_mib": gpu.memory_mib if gpu else None,
-        "used_mib": _values(columns["used_mib"]),
-        "used_max_mib": _values(columns["used_max_mib"]),
-        "external_mib": _values(columns["external_mib"]),
-        "promised_mib": _sum_promised(of),
-        "sm_active": _values(columns["sm_active"], 3),
-        "sm_active_max": _values(columns["sm_active_max"], 3),
-        "power_w": _values(columns["power_w"], 1),
-        "jobs": _series(of.cells, name),
+        **_memory(whole),
+        "external_mib": _values("external", whole),
+        **_load(whole),
+        "power_w": _values("power", whole, 1),
+        "jobs": _series(of, name),
         "marks": [_mark(mark, name) for mark in shown],
         "left_out": len(of.marks) - len(shown),
     }
 
 
-def job_gpu_out(of: Drawn, job: JobId, name: Name) -> JobGpuTimelineOut:
-    gpu, columns = of.track.gpu, of.bins.columns
-    its = [of.cells.get(job, {}).get(number) for number in range(len(of.bins))]
+def job_gpu_out(of: Track, count: int, job: JobId, name: Name) -> JobGpuTimelineOut:
+    gpu = of.gpu
+    whole = [of.bins.get(ALL, {}).get(number) for number in range(count)]
     return {
-        "id": of.track.id,
+        "id": of.id,
         "index": gpu.index if gpu else None,
         "name": gpu.name if gpu else "",
         "memory_mib": gpu.memory_mib if gpu else None,
-        **_memory(its),
-        "gpu_used_mib": _values(columns["used_mib"]),
-        "sm_active": _values(columns["sm_active"], 3),
-        "sm_active_max": _values(columns["sm_active_max"], 3),
+        **_memory([of.bins.get(job, {}).get(number) for number in range(count)]),
+        "gpu_used_mib": _values("used", whole),
+        **_load(whole),
         "marks": [_mark(mark, name) for mark in of.marks if mark.job == job],
     }
 
@@ -345,34 +318,36 @@ def spans_out(job: Job) -> list[SpanOut]:
     ]
 
 
-def _series(cells: Mapping[JobId, Mapping[int, Cell]], name: Name) -> list[JobSeriesOut]:
+def _series(of: Track, name: Name) -> list[JobSeriesOut]:
     """Of the jobs that held most, in the order in which they came; the others are one series."""
-    jobs = sorted(
-        cells.keys() - {OTHERS},
-        key=lambda job: -sum([max(cell.used, cell.promised) for cell in cells[job].values()]),
-    )
-    chosen = sorted(jobs[:MOST_JOBS], key=lambda job: (next(iter(cells[job])), job))
-    made = [_job_series(cells[job], name(job), job) for job in chosen]
-    others: dict[int, Cell] = {}
+    bins = of.bins
+
+    def size(job: JobId) -> float:
+        return sum(max(each.used or 0.0, each.promised or 0.0) for each in bins[job].values())
+
+    jobs = sorted(bins.keys() - {ALL, OTHERS}, key=size, reverse=True)
+    chosen = sorted(jobs[:MOST_JOBS], key=lambda job: (next(iter(bins[job])), job))
+    made = [_job_series(bins[job], name(job), job) for job in chosen]
+    others: defaultdict[int, list[Bin]] = defaultdict(list)
     for job in (*jobs[MOST_JOBS:], OTHERS):
-        for number, cell in cells.get(job, {}).items():
-            old = others.get(number, Cell(OTHERS, 0.0, 0.0, 0.0))
-            others[number] = Cell(
-                OTHERS,
-                old.used + cell.used,
-                max(old.most, cell.most),
-                old.promised + cell.promised,
-            )
+        for number, its in bins.get(job, {}).items():
+            others[number].append(its)
     if others:
-        made.append(_job_series(dict(sorted(others.items())), ("", "", "-"), None))
+        added = {number: _add_up(others[number]) for number in sorted(others)}
+        made.append(_job_series(added, ("", "", "-"), None))
     return made
 
 
+def _add_up(bins: Sequence[Bin]) -> Bin:
+    used = sum(each.used or 0.0 for each in bins)
+    promised = sum(each.promised or 0.0 for each in bins)
+    return Bin(used, max(each.most or 0.0 for each in bins), promised)
+
+
 def _job_series(
-    cells: Mapping[int, Cell], named: tuple[str, str, str], id: JobId | None
+    bins: Mapping[int, Bin], named: tuple[str, str, str], id: JobId | None
 ) -> JobSeriesOut:
-    numbers = list(cells)
-    first, last = numbers[0], numbers[-1]
+    first, last = min(bins), max(bins)
     label, user, name = named
     return {
         "id": id,
@@ -380,41 +355,30 @@ def _job_series(
         "user": user,
         "name": name,
         "first": first,
-        **_memory([cells.get(number) for number in range(first, last + 1)]),
+        **_memory([bins.get(number) for number in range(first, last + 1)]),
     }
 
 
-def _memory(cells: Sequence[Cell | None]) -> MemoryOut:
+def _memory(bins: Sequence[Bin | None]) -> MemoryOut:
     return {
-        "used_mib": [_mib(cell.used) if cell else None for cell in cells],
-        "used_max_mib": [_mib(cell.most) if cell else None for cell in cells],
-        "promised_mib": [_mib(cell.promised) if cell else None for cell in cells],
+        "used_mib": _values("used", bins),
+        "used_max_mib": _values("most", bins),
+        "promised_mib": _values("promised", bins),
     }
 
 
-def _mib(value: float) -> int | None:
-    return round(value) if value == value else None
-
-
-def _sum_promised(of: Drawn) -> Values:
-    """To all together at the beginning of a bin or at its end, whichever is more: in a bin, one may
-    come after another has gone."""
-    weights = of.bins.weights
-    begin, end, alone = ([0.0] * len(weights) for _ in range(3))
-    for cells in of.cells.values():
-        for number, cell in cells.items():
-            begin[number] += cell.promised if number - 1 in cells else 0.0
-            end[number] += cell.promised if number + 1 in cells else 0.0
-            alone[number] = max(alone[number], cell.promised)
-    sums = zip(weights, begin, end, alone, strict=True)
-    return _values(max(its) if weight else math.nan for weight, *its in sums)
+def _load(bins: Sequence[Bin | None]) -> LoadOut:
+    return {
+        "sm_active": _values("sm", bins, 3),
+        "sm_active_max": _values("sm_most", bins, 3),
+    }
 
 
 def _mark(mark: Mark, name: Name) -> MarkOut:
     label, user, its_name = name(mark.job) if mark.job is not None else ("", "", "")
     return {
         "at": round(mark.at, 3),
-        "kind": mark.kind.value,
+        "kind": str(mark.kind),
         "job": mark.job,
         "label": label,
         "user": user,
@@ -422,6 +386,6 @@ def _mark(mark: Mark, name: Name) -> MarkOut:
     }
 
 
-def _values(column: Iterable[float], digits: int | None = None) -> Values:
-    """NaN, which is not known, as None."""
-    return [round(value, digits) if value == value else None for value in column]
+def _values(name: str, bins: Iterable[Bin | None], digits: int | None = None) -> Values:
+    found = (getattr(each, name) if each else None for each in bins)
+    return [None if value is None else round(value, digits) for value in found]

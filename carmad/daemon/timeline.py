@@ -1,4 +1,4 @@
-"""The follower that records the timelines of all GPUs, and keeps them on disk."""
+"""The follower that records the timelines of all GPUs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from carmad.daemon.host import DaemonHost
 from carmad.edge import Chore
 from carmad.timeline.recorder import Timeline
 
-SAVE_MIN = 5  # what a daemon that is killed may lose
+SAVE_S = 30  # what a daemon that is killed may lose
 
 
 def timeline(host: DaemonHost) -> Timeline:
-    made, store = Timeline(host.settings().monitor.period_s), host.store
-    made.load(store.timeline(), host.clock())
-
-    def save() -> None:
-        made.save(store.record_timeline, host.clock())
-
-    host.add_chore(Chore("save", save, "interval", {"minutes": SAVE_MIN}, at_stop=True))
+    made = Timeline(host.state_dir / "timeline.db")
+    when = {"seconds": SAVE_S}
+    host.add_chore(Chore("save", lambda: made.save(host.clock()), "interval", when, at_stop=True))
     return made

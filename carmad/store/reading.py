@@ -44,7 +44,6 @@ from carmad.store.tables import (
     METRICS,
     NOTICES,
     RESERVATIONS,
-    TIMELINE,
     TRANSITIONS,
 )
 from carmad.store.values import (
@@ -380,11 +379,10 @@ class Reader:
             )
 
     def known_from(self) -> float | None:
-        """When the oldest record begins, of a job or of the GPUs. None: there is none."""
-        oldest = select(func.min(JOBS.c.submitted_at)), select(func.min(TIMELINE.c.start))
+        """When the oldest job was submitted. None: there is none."""
         with self._reading() as connection:
-            found = [connection.scalar(query) for query in oldest]
-        return min((float(at) for at in found if at is not None), default=None)
+            oldest: float | None = connection.scalar(select(func.min(JOBS.c.submitted_at)))
+            return oldest
 
     def limit_changes(self, subject: str, limit: int) -> list[Limit]:
         """The limits that were set for a subject, the newest first."""

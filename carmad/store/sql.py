@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 
 from carmad.config import Retention
-from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import ENDED
 from carmad.core.jobs.tasks import part
@@ -47,11 +47,9 @@ from carmad.store.tables import (
     LIMITS,
     NOTICES,
     RESERVATIONS,
-    TIMELINE,
     TRANSITIONS,
 )
 from carmad.store.values import External
-from carmad.timeline.hours import Saved
 
 # -- tasks of an array that wait alike are one row (`core.jobs.tasks`); one that gets a row of its
 # own keeps the past that they shared
@@ -159,7 +157,6 @@ _REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
 _INSERT_LIMIT = insert(LIMITS)
 _DELETE_RESERVATIONS = delete(RESERVATIONS)
 _INSERT_RESERVATION = insert(RESERVATIONS)
-_REPLACE_HOUR = insert(TIMELINE).prefix_with("OR REPLACE")
 
 
 class SqlStore(Reader):
@@ -268,22 +265,6 @@ class SqlStore(Reader):
         """Their owners have been told, or cannot be."""
         with self._transaction() as connection:
             connection.execute(_DELETE_NOTICES, {"ids": json.dumps(list(ids))})
-
-    def timeline(self) -> list[Saved]:
-        """All that is recorded, in order of time."""
-        query = select(TIMELINE.c.gpu, TIMELINE.c.start, TIMELINE.c.body)
-        with self._transaction() as connection:
-            rows = connection.execute(query.order_by(TIMELINE.c.start)).all()
-        return [Saved(GpuId(row.gpu), row.start, row.body) for row in rows]
-
-    def record_timeline(self, hours: Iterable[Saved], keep_from: float) -> None:
-        """Write these hours, in place of what is known of them, and delete those that began
-        earlier than `keep_from`."""
-        rows = [asdict(hour) for hour in hours]
-        with self._transaction() as connection:
-            connection.execute(delete(TIMELINE).where(TIMELINE.c.start < keep_from))
-            if rows:
-                connection.execute(_REPLACE_HOUR, rows)
 
     def record_externals(self, found: Sequence[External]) -> None:
         if found:

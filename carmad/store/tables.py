@@ -11,7 +11,6 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -201,16 +200,6 @@ EXTERNALS = Table(
     PrimaryKeyConstraint("gpu", "pid", "started_at"),
     Index(None, "user", "seen_to"),
     sqlite_with_rowid=False,
-)
-
-# What timelines show: an hour of a GPU per row.
-TIMELINE = Table(
-    "timeline",
-    METADATA,
-    Column("gpu", Text, nullable=False),
-    Column("start", Integer, nullable=False),  # Unix seconds
-    Column("body", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("gpu", "start"),
 )
 
 # Ids travel as one JSON list, the parameter `ids`: an IN has a limit.

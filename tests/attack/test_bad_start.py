@@ -195,7 +195,6 @@ def test_bad_rows_of_ended_jobs_are_failed_jobs_with_a_note(daemon: Carmad) -> N
         "UPDATE decisions SET body = '{'",
         "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
         "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
-        "INSERT INTO timeline VALUES ('GPU-x', 3600, 'no hour')",
     )
     daemon.start()
     states = {job["id"]: job["state"] for job in daemon.get("/v1/history?attempts=true")["jobs"]}
