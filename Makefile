@@ -11,7 +11,7 @@ VENV = $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --upgrade 'pip>=26'
 unexport PYTHONDONTWRITEBYTECODE
 CONFINED := accelerate bitsandbytes lightning peft timm torchmetrics torchvision transformers
 
-.PHONY: demo test pytest bench bench-slurm lint docs deb deb-life clean
+.PHONY: demo test test-long pytest bench bench-slurm lint docs deb deb-life clean
 
 demo:
 	$(PYTHON) demo.py
@@ -21,18 +21,12 @@ test: .venv/installed-test
 
 # Tests wait on daemons half of the time: three workers for each of the cores that CI has.
 PYTEST_OPTIONS := -n 6 --dist worksteal
-MIDDLE := $(addprefix tests/,carma_client carmad cli estimators policies)
-# A folder that does not exist yet: the middle's tests run in a copy there, without the extras.
-APART ?=
 pytest: .venv/installed-test
-ifeq ($(APART),)
 	$(BIN)/pytest $(PYTEST_OPTIONS)
-else
-	failed=0; \
-	$(BIN)/python .ci/apart.py $(APART) $(PYTEST_OPTIONS) $(MIDDLE) || failed=1; \
-	$(BIN)/pytest $(PYTEST_OPTIONS) $(addprefix --ignore=,$(MIDDLE)) || failed=1; \
-	exit $$failed
-endif
+
+# What takes minutes by nature and seldom breaks: before a release, and when its subject changes.
+test-long: .venv/installed-test
+	$(BIN)/pytest $(PYTEST_OPTIONS) -m long
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

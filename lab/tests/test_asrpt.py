@@ -99,6 +99,7 @@ def test_replicas_share_a_mini_batch() -> None:
     assert four.forward_s == pytest.approx(one.forward_s / 4)
 
 
+@pytest.mark.long
 @needs_data
 def test_jobs_come_as_often_and_last_as_long_as_pai_s() -> None:
     jobs = workload.whole(jobs=20_000)
@@ -155,6 +156,7 @@ def _run(
     return outcomes[0].jobs
 
 
+@pytest.mark.long
 @needs_data
 def test_on_the_testbed_predictions_are_a_tenth_as_durations_are() -> None:
     model = Lookup("", "", {"a": 500.0}, 1, 0.0)

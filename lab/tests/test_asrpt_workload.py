@@ -52,6 +52,7 @@ def test_a_network_takes_as_long_however_it_is_cut() -> None:
     assert vgg.weights_mib / layouts.VALUE_MIB == pytest.approx(143_667_240, rel=1e-3)
 
 
+@pytest.mark.long
 @needs_data
 def test_jobs_recur_as_published_and_durations_stay_phillys() -> None:
     jobs = workload.whole(seed=1, jobs=60_000)
@@ -86,6 +87,7 @@ def near(seconds: list[float]) -> float:
     return fmean(abs(each / usual - 1) < 0.3 for each in seconds)
 
 
+@pytest.mark.long
 @needs_data
 def test_the_simulator_tells_groups_as_the_benchmark_does(monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(workload.whole, jobs=5_000)
@@ -106,6 +108,7 @@ def test_the_simulator_tells_groups_as_the_benchmark_does(monkeypatch: pytest.Mo
     assert right and right.right > 0.2, "the table is of these groups"
 
 
+@pytest.mark.long
 @needs_data
 def test_the_page_is_of_the_numbers() -> None:
     jobs = workload.whole(jobs=3_000)

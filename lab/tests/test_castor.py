@@ -200,6 +200,7 @@ def test_the_page_of_tiresias_has_every_row() -> None:
     assert text.count("-20 %") == sum(len(rows) - 1 for rows in tiresias.ROWS.values()) * 2
 
 
+@pytest.mark.long
 @needs_data
 def test_the_page_tells_of_every_table() -> None:
     asked = cases((*OF_THE_PAPER, "gavel"))

@@ -28,7 +28,7 @@ def ends(outcome):
 
 def test_one_node_in_two_stages_is_one_stage():
     trace = load("generate:lab?seed=4&tasks=60")
-    for policy in ("exclusive", "magm", "rr"):
+    for policy in ("exclusive", "magm"):
         known = Experiment(trace, parse("8xA100-40GB"), Settings(policy=policy), "oracle")
         one, two = simulate(known), simulate_staged(known, First())
         assert attempts(two.outcome) == attempts(one)

@@ -155,6 +155,7 @@ def test_runs_end_and_every_job_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert packed.jct < alone.jct
 
 
+@pytest.mark.long
 @needs_data
 def test_pairs_of_the_simulated_world_are_those_of_its_stages() -> None:
     jobs = trace("Muri", 0, 60)

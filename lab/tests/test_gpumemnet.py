@@ -137,7 +137,13 @@ def test_a_trace_labels_a_network() -> None:
     assert 544 + adam_mib < sample.mib < 544 + 1.4 * adam_mib
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "transformer" else name
+        for name in FAMILIES
+    ],
+)
 def test_what_is_drawn_is_of_the_family_that_it_is_taken_for(name: str) -> None:
     for drawn in islice(synthesise(name, 1), 3):
         sample = networks.label_by_trace(drawn)
@@ -208,6 +214,7 @@ def test_wider_bins_are_sums_of_the_finest() -> None:
     np.testing.assert_allclose(wide[:, -1], finest[:, -1])
 
 
+@pytest.mark.long
 def test_bins_next_to_the_most_likely_one_come_next(samples: list[Sample], short: None) -> None:
     """The classifiers know that bins are ordered."""
     seen = [features(sample.layers, sample.batch) for sample in samples]
@@ -217,6 +224,7 @@ def test_bins_next_to_the_most_likely_one_come_next(samples: list[Sample], short
         assert not ((steps > 1e-4) & falls).any()
 
 
+@pytest.mark.long
 def test_training_learns_and_is_judged_on_what_it_has_not_seen(
     samples: list[Sample], short: None, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def page_of(one: Visit) -> str:
     return (one.folder / f"{one.stage}.md").read_text()
 
 
+@pytest.mark.long
 def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(tmp_path: Path) -> None:
     one = rehearsed("loads", tmp_path)
     kept = one.entries()
@@ -105,6 +106,7 @@ def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(tmp_path: Path) -> None
     assert "## As rows of the simulator's catalogue" in page_of(one)
 
 
+@pytest.mark.long
 def test_a_rehearsal_of_memory_keeps_runs_and_constants(tmp_path: Path) -> None:
     one = rehearsed("memory", tmp_path)
     kept = one.entries()
@@ -117,6 +119,7 @@ def test_a_rehearsal_of_memory_keeps_runs_and_constants(tmp_path: Path) -> None:
     assert "## Runs" in page_of(one) and "## What the stack takes beside tensors" in page_of(one)
 
 
+@pytest.mark.long
 def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(tmp_path: Path) -> None:
     one = rehearsed("pairs", tmp_path)
     kept = one.entries()
@@ -672,6 +675,7 @@ def test_twelve_minutes_are_for_what_nobody_has_measured() -> None:
     assert sum(not late.isdisjoint(group) for group in pairs.FIRST) == 4
 
 
+@pytest.mark.long
 def test_the_plan_of_twelve_minutes_is_rehearsed_in_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

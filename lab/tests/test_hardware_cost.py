@@ -20,6 +20,7 @@ from lab.hardware.visit import Visit
 pytest_plugins = ("tests.forked_carmad",)
 
 
+@pytest.mark.long
 def test_a_rehearsal_keeps_all_and_its_page_can_be_made(forked: None, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     visit = Visit(tmp_path, STAGE.name, rehearse=True)

@@ -13,6 +13,7 @@ from lab.hardware.visit import Visit
 
 pytest_plugins = ("tests.forked_carmad",)
 
+DAILY = {"crash", "crash under MPS", "daemon killed"}
 NEEDS_TORCH = {"host memory refused"}
 
 
@@ -23,7 +24,13 @@ def visit(folder: Path) -> Visit:
 REHEARSED = [case for case in CASES if case.name not in {"storm of 3", "storm of 4"}]  # as of two
 
 
-@pytest.mark.parametrize("case", REHEARSED, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in DAILY else pytest.mark.long)
+        for case in REHEARSED
+    ],
+)
 def test_a_rehearsed_fault_ends_as_expected(case: Case, forked: None, tmp_path: Path) -> None:
     if case.name in NEEDS_TORCH:
         pytest.importorskip("torch")

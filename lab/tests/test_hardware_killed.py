@@ -74,7 +74,10 @@ def of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("stage", ["pairs", "cost", "suspend", "trace"])
+@pytest.mark.parametrize(
+    "stage",
+    ["suspend", *(pytest.param(one, marks=pytest.mark.long) for one in ("pairs", "cost", "trace"))],
+)
 def test_a_stage_that_is_stopped_leaves_its_results_and_no_process(
     stage: str, folder: Path
 ) -> None:

@@ -49,6 +49,7 @@ def check(machine: Machine, name: str) -> Finding:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root suspends processes")
 def test_a_rehearsal_of_suspend_keeps_every_case(
     libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from lab.hardware.visit import Visit
 pytest_plugins = ("tests.forked_carmad",)
 
 
+@pytest.mark.long
 def test_a_rehearsal_finishes_every_job_and_its_page_can_be_made(
     forked: None, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def given() -> Iterator[None]:
     runs._GIVEN.clear()
 
 
+@pytest.mark.long
 @public
 def test_the_week_is_the_papers_and_its_long_jobs_are_the_busy_ones() -> None:
     week = workload.week(workload.TEST)
@@ -46,6 +47,7 @@ def test_the_week_is_the_papers_and_its_long_jobs_are_the_busy_ones() -> None:
     assert week != workload.week(workload.TEST, seed=1)
 
 
+@pytest.mark.long
 @public
 def test_each_sample_gets_gpus_by_what_its_jobs_ask_for() -> None:
     samples = [workload.sample(workload.TEST, number) for number in workload.SAMPLES]
@@ -175,6 +177,7 @@ def test_the_page_sets_ours_beside_the_papers() -> None:
     assert ratios[0].claim.paper == pytest.approx(36.85 / 6.84)
 
 
+@pytest.mark.long
 @public
 def test_the_pages_have_a_table_for_every_case() -> None:
     cases = runs.cases()

@@ -20,6 +20,7 @@ class Absent(Gflow):
     needs = ("no-such-program",)
 
 
+@pytest.mark.long
 def test_what_is_absent_is_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARMA_SOCKET", "/nowhere")  # a `Daemon` sets it for the client
     monkeypatch.setattr(peers, "SYSTEMS", (Carma, Absent))

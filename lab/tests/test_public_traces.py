@@ -29,6 +29,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.exists(), reason="the public data are not at ../shared/data")
 @pytest.mark.parametrize(("source", "gpus"), SOURCES, ids=[source for source, _ in SOURCES])
 def test_from_the_file_to_the_report(source: str, gpus: str) -> None:

@@ -24,6 +24,7 @@ def here() -> Iterator[Here]:
         yield Here(tracers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "package"),
     [

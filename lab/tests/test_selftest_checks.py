@@ -98,8 +98,7 @@ def test_without_memory_limits_it_is_said_what_they_need(machine: Machine) -> No
 @pytest.mark.parametrize(
     "name",
     [
-        *("process_memory", "process_lists", "process_leaves"),
-        *("busy_sampled", "mps_clients_sampled", "context_unsampled"),
+        *("process_memory", "process_leaves", "mps_clients_sampled"),
     ],
 )
 def test_where_pids_are_hidden_what_is_said_of_a_process_is_not_known(

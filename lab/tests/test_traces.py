@@ -148,7 +148,10 @@ def test_imported_jobs_that_recur_share_profiles_and_gpus(tmp_path, policy):
 @pytest.mark.parametrize(
     ("source", "count", "last_s", "gpus", "gpu_s"),
     [
-        ("philly:philly/philly.csv", 82_247, 9_408_690, 107_235, 3_521_082_502),
+        pytest.param(
+            *("philly:philly/philly.csv", 82_247, 9_408_690, 107_235, 3_521_082_502),
+            marks=pytest.mark.long,
+        ),
         ("muri:muri/trace1.csv", 1494, 10_817_570, 7398, 1_379_976_364),
         ("muri:muri/trace2.csv", 5755, 8_572_283, 29_825, 2_966_695_253),
         ("muri:muri/trace3.csv", 992, 8_166_025, 9346, 420_084_355),

@@ -91,14 +91,8 @@ def troubles(daemon: Carmad) -> list[str]:
 # -- the driver comes late
 
 
-@pytest.mark.parametrize("installed", [False, True], ids=["not installed", "not loaded"])
-def test_the_queue_is_served_while_the_driver_is_missing(
-    installed: bool, driver: Driver, tmp_path: Path
-) -> None:
-    why = "not loaded" if installed else "libnvidia-ml.so.1 is not installed"
-    driver.show(f"init {NOT_LOADED}")
-    if installed:
-        driver.install()
+def test_the_queue_is_served_while_the_driver_is_missing(driver: Driver, tmp_path: Path) -> None:
+    why = "libnvidia-ml.so.1 is not installed"
     with on_real_gpus(tmp_path, **driver.env) as daemon:
         waits, given_up = daemon.sh("echo ran", gpus=1), daemon.sh("true", gpus=2)
         until(lambda: daemon.job(waits)["state"] == "queued", "the job to join the line")
@@ -114,8 +108,7 @@ def test_the_queue_is_served_while_the_driver_is_missing(
         assert daemon.ended(given_up)["state"] == "cancelled"
 
         driver.show(gpu(A, IDLE))
-        if not installed:
-            driver.install()
+        driver.install()
         assert daemon.ended(waits)["state"] == "succeeded"
         assert daemon.output(waits) == "ran\n"
         assert troubles(daemon) == []
@@ -134,7 +127,7 @@ def test_a_job_that_runs_on_a_gpu_that_cannot_be_read_yet_goes_on(
         daemon.kill()
         driver.show(f"init {NOT_LOADED}")
         daemon.start_cold()
-        assert troubles(daemon) != []
+        assert ["not loaded" in trouble for trouble in troubles(daemon)] == [True]
         waits = daemon.sh("true")
         until(lambda: daemon.job(waits)["state"] == "queued", "the job to join the line")
         driver.show(gpu(A, IDLE))

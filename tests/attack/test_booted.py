@@ -330,6 +330,7 @@ def test_systemctl_reload_takes_good_settings_and_refuses_broken_ones(machine: M
     machine.run("rm", "-r", "/etc/carma")
 
 
+@pytest.mark.long
 def test_the_doctor_of_root_has_an_ordinary_user_submit_its_job(machine: Machine) -> None:
     """On a server that others use, where root may not submit jobs."""
     start(machine)  # it makes the emulated GPUs
@@ -354,11 +355,11 @@ def test_the_doctor_of_root_has_an_ordinary_user_submit_its_job(machine: Machine
 
 def test_systemd_may_be_upgraded_while_jobs_start(machine: Machine) -> None:
     jobs = []
-    for _ in range(4):
+    for _ in range(2):
         jobs += [machine.sh("exit 7") for _ in range(5)]
         machine.systemctl("daemon-reexec")
     ends = [machine.await_end(job) for job in jobs]
-    assert [(end["exit"]["cause"], end["exit"]["code"]) for end in ends] == [("failure", 7)] * 20
+    assert [(end["exit"]["cause"], end["exit"]["code"]) for end in ends] == [("failure", 7)] * 10
 
 
 def test_nobody_reads_what_is_the_daemons(machine: Machine, tmp_path: Path) -> None:
@@ -374,6 +375,7 @@ def test_nobody_reads_what_is_the_daemons(machine: Machine, tmp_path: Path) -> N
     assert "s3cret" not in shown
 
 
+@pytest.mark.long
 def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> None:
     control = tmp_path / "nvidia-cuda-mps-control"  # a stand-in for NVIDIA's
     body = (ROOT / "tests/fake_mps" / control.name).read_text().split("\n", 1)[1]

@@ -51,6 +51,7 @@ def test_while_systemd_hangs_a_job_is_stopped_and_none_is_lost(machine: Machine)
     assert machine.await_end(other)["state"] == "cancelled"
 
 
+@pytest.mark.long
 def test_jobs_wait_until_the_socket_of_systemd_is_back(machine: Machine) -> None:
     runs = a_running_job(machine, "runs")
     machine.run("mv", SYSTEMD_S_OWN, f"{SYSTEMD_S_OWN}.gone")

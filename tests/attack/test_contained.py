@@ -51,6 +51,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield machine
 
 
+@pytest.mark.long
 def test_in_a_container_that_boots_systemd(machine: Machine) -> None:
     """systemd-nspawn shows a boot id of its own, but not behind its unit's ProtectProc=."""
     if shutil.which("systemd-nspawn") is None:
@@ -115,6 +116,7 @@ def doctors_job(said: str) -> dict[str, object]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_in_a_rootless_container(machine: Machine) -> None:
     if shutil.which("podman") is None or shutil.which("newuidmap") is None:
         pytest.skip("podman or newuidmap is not here")

@@ -14,7 +14,6 @@ from tests.daemon import NO_KERNELS, ROOT, Carmad, until
 
 # It does as a file says, which the test writes.
 MODULE = """
-import time
 from pathlib import Path
 from policies.builtin import magm
 MODE = Path(__file__).with_name("mode")
@@ -32,8 +31,6 @@ class Moody:
     def _act(self):
         if MODE.read_text() == "raise":
             raise KeyError("no such thing")
-        while MODE.read_text() == "hang":
-            time.sleep(0.05)
 """
 ENTRY_POINTS = "[carma.policies]\ncarma_test_moody = carma_test_moody:Moody\n"
 
@@ -82,14 +79,13 @@ def moody(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Moody]:
 
 
 @pytest.mark.parametrize("moody", ["magm"], indirect=True)
-@pytest.mark.parametrize("mode", ["raise", "hang"])
-def test_the_fallback_takes_over_and_gives_back(moody: Moody, mode: str) -> None:
+def test_the_fallback_takes_over_and_gives_back(moody: Moody) -> None:
     carmad = moody.carmad
     first = carmad.sh("exit 0")
     carmad.ended(first)
     assert moody.decided_by(first) == "carma_test_moody"
 
-    moody.be(mode)
+    moody.be("raise")
     second = carmad.sh("exit 0")
     assert carmad.ended(second)["state"] == "succeeded"
     why = carmad.why(second)

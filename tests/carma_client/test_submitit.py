@@ -201,6 +201,7 @@ ITS_INTERNALS = (
 OF_SECONDS = ("test_requeuing", "test_custom_checkpoint")  # a second is too short when it is busy
 
 
+@pytest.mark.long
 def test_what_submitit_asks_of_its_local_executor(carmad: Carmad, tmp_path: Path) -> None:
     left_out = [f"--deselect=::{name}" for name in (*ITS_INTERNALS, *OF_SECONDS)]
     quiet = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hydra_pytest", "schemathesis")]
@@ -232,6 +233,7 @@ def test_only_a_job_that_has_ended_is_done() -> None:
         assert (word in _OVER) is (state in ENDED), state
 
 
+@pytest.mark.long
 def test_a_function_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     go = tmp_path / "go"

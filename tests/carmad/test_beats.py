@@ -246,6 +246,7 @@ def threads(daemon: Carmad) -> int:
     return len(list(Path(f"/proc/{daemon.pid}/task").iterdir()))
 
 
+@pytest.mark.long
 def test_all_gpus_may_hang_at_once(daemon: Carmad, nvml: FakeNvml) -> None:
     ids = [f"GPU-{number}" for number in range(8)]
 

@@ -76,6 +76,7 @@ def _pages(site: Path) -> list[Path]:
     return [file for file in site.rglob("*.html") if file.name != "404.html"]
 
 
+@pytest.mark.long
 def test_nothing_is_loaded_from_another_site(site: Path) -> None:
     for file in site.rglob("*.html"):
         for loaded in read(file).loaded:
@@ -85,6 +86,7 @@ def test_nothing_is_loaded_from_another_site(site: Path) -> None:
         assert "url(http" not in text and "url(//" not in text and "@import" not in text, style
 
 
+@pytest.mark.long
 def test_links_lead_somewhere_on_the_site(site: Path) -> None:
     for file in _pages(site):
         for link in (*read(file).links, *read(file).loaded):
@@ -98,6 +100,7 @@ def test_links_lead_somewhere_on_the_site(site: Path) -> None:
                 assert anchor in read(target).ids, f"{file.relative_to(site)}: {link}"
 
 
+@pytest.mark.long
 def test_pages_show_what_they_show_on_github(site: Path, tmp_path: Path) -> None:
     publish.collect(tmp_path)
     github = MarkdownIt("gfm-like", {"linkify": False})
@@ -108,6 +111,7 @@ def test_pages_show_what_they_show_on_github(site: Path, tmp_path: Path) -> None
         assert page.shown == wanted.shown, source.relative_to(tmp_path)
 
 
+@pytest.mark.long
 def test_python_is_not_published(site: Path) -> None:
     assert not [*site.rglob("*.py")]
 
@@ -147,6 +151,7 @@ def test_a_broken_link_fails_the_build(
     assert not (tmp_path / "site").exists()
 
 
+@pytest.mark.long
 @needs_browser
 def test_search_and_dark_mode_work_on_pages_opened_as_files(site: Path) -> None:
     from playwright.sync_api import expect

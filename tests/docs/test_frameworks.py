@@ -66,6 +66,7 @@ def carmad(tmp_path: Path) -> Iterator[Carmad]:
         yield daemon
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("package", "launcher", "code", "said"),
     [
@@ -112,6 +113,7 @@ print(f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size
 """
 
 
+@pytest.mark.long
 def test_two_torchruns_do_not_meet_at_one_port(carmad: Carmad, tmp_path: Path) -> None:
     """Nor does a script that runs alone take itself for one of several processes."""
     if not importlib.util.find_spec("torch"):

@@ -137,6 +137,7 @@ def test_interrupt_and_restart_are_as_usual(
     assert second["id"] > first["id"]
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_killed_stays_dead(
     carmad: Carmad, kernel: tuple[KernelManager, BlockingKernelClient]
 ) -> None:
@@ -162,6 +163,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_a_kernel_ends_with_its_server(carmad: Carmad) -> None:
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, str(carmad.work)],
@@ -177,6 +179,7 @@ def test_a_kernel_ends_with_its_server(carmad: Carmad) -> None:
     assert carmad.ended(next_one)["state"] == "succeeded"
 
 
+@pytest.mark.long
 def test_an_idle_kernel_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path, "1xA100-40GB", CARMA_INTERACTIVE__IDLE_S="1", **NO_KERNELS) as carmad:
         with_kernel(carmad, monkeypatch)

@@ -122,6 +122,7 @@ def server(tmp_path: Path) -> Iterator[Shell]:
             shell.close()
 
 
+@pytest.mark.long
 def test_the_service_can_be_tried_on_emulated_gpus(server: Shell) -> None:
     install, *_ = blocks(TUTORIALS / "admin.md")
     server.run(install.commands)
@@ -130,6 +131,7 @@ def test_the_service_can_be_tried_on_emulated_gpus(server: Shell) -> None:
     assert "emulated" not in server.run("carma daemon status; systemctl cat carmad")
 
 
+@pytest.mark.long
 def test_an_administrator_can_follow_the_tutorial_to_the_end(server: Shell) -> None:
     server.follow(TUTORIALS / "admin.md")
     server.follow(DOCS / "guides/uninstall.md")

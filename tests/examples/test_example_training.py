@@ -57,7 +57,7 @@ def test_no_part_is_larger_than_it_was_told(example: ModuleType) -> None:
 
 def test_the_script_learns_the_same_as_carma_starts_it() -> None:
     def losses(**told: str) -> tuple[str, list[float]]:
-        words = ("--samples", "500", "--batch-size", "64", "--epochs", "2")
+        words = ("--samples", "128", "--batch-size", "64", "--epochs", "2")
         env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **told}
         run = subprocess.run(
             [sys.executable, SCRIPT, *words], env=env, capture_output=True, text=True, check=True

@@ -130,6 +130,7 @@ Executor().submit(len, 3)
 """
 
 
+@pytest.mark.long
 def test_a_program_with_it_is_checked_strictly(wheel: Path, tmp_path: Path) -> None:
     env = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)

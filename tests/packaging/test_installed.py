@@ -81,9 +81,15 @@ class Environment:
         return done.stdout
 
 
-def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    env, root = Environment(tmp_path / "env"), tmp_path / "root"
+@pytest.fixture(scope="module")
+def env(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    env = Environment(tmp_path_factory.mktemp("installed") / "env")
     env.install(wheel)
+    return env
+
+
+def test_the_wheel_works_in_an_environment_of_its_own(env: Environment, tmp_path: Path) -> None:
+    root = tmp_path / "root"
     where = env.run("python", "-c", "import carmad; print(carmad.__file__)")
     assert where.startswith(str(env.packages))
     assert env.run("carma", "--version").startswith("carma ")
@@ -116,9 +122,7 @@ assert doctor._run_as(0, 0, "import cli.main", 60.0).returncode == 0
 """
 
 
-def test_the_doctor_finds_what_is_in_our_folder(wheel: Path, tmp_path: Path) -> None:
-    env = Environment(tmp_path / "env")
-    env.install(wheel)
+def test_the_doctor_finds_what_is_in_our_folder(env: Environment) -> None:
     env.run("python", "-c", f"from carmad import registry\n{CHECKED}")
 
 
@@ -155,10 +159,7 @@ include = {[*THEIRS, "their_policy.py"]}
 """
 
 
-@pytest.mark.parametrize("first", ["theirs", "ours"])
-def test_others_packages_may_have_the_names_of_our_folders(
-    wheel: Path, tmp_path: Path, first: str
-) -> None:
+def test_others_packages_may_have_the_names_of_our_folders(wheel: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     for name in THEIRS:
         (project / name).mkdir(parents=True)
@@ -166,7 +167,7 @@ def test_others_packages_may_have_the_names_of_our_folders(
     (project / "their_policy.py").write_text(POLICY)
     (project / "pyproject.toml").write_text(PROJECT)
     env = Environment(tmp_path / "env")
-    for each in (project, wheel) if first == "theirs" else (wheel, project):
+    for each in (project, wheel):
         env.install("--no-build-isolation", each)
     env.run("python", "-c", OF_THEIRS)
     env.run("python", "-c", OWN_AND_THEIRS)

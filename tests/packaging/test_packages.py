@@ -120,8 +120,11 @@ def checkout(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def dists(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
     """The wheel and the source distribution, built twice."""
-    base = tmp_path_factory.mktemp("dists")
-    made = []
+    base = made_once(tmp_path_factory, "dists", _build_dists)
+    return [sorted((base / name / "dist").iterdir()) for name, *_ in DIFFERENTLY]
+
+
+def _build_dists(base: Path) -> None:
     for name, umask, zone in DIFFERENTLY:
         folder = checkout(base / name)
         built = subprocess.run(
@@ -133,8 +136,6 @@ def dists(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
             text=True,
         )
         assert built.returncode == 0, built.stderr
-        made.append(sorted((folder / "dist").iterdir()))
-    return made
 
 
 def test_two_builds_of_the_wheel_and_the_source_are_equal(dists: list[list[Path]]) -> None:
@@ -198,6 +199,7 @@ def _build_debs(folder: Path) -> None:
         temporary = folder / name / "tmp"
         temporary.mkdir(parents=True)
         env = {**os.environ, "TZ": zone, "TMPDIR": str(temporary)}
+        env |= {} if CLEAN else {"COMPRESSION": "-Znone"}
         with (folder / name / "log").open("wb") as log:
             command = ["packaging/debian/build", str(folder / name / "its place")]
             builds.append(
@@ -312,6 +314,7 @@ def broken(folder: Path) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_the_life_of_the_package(debs: list[Path], machine: Machine) -> None:
     first = Path(shutil.copy(debs[0], machine.folder / "first.deb"))
     second = later(first, machine.folder, "99.0")

@@ -192,7 +192,7 @@ class Contained(Carmad):
     """A carmad of root's, and a user whose podman keeps its images in the test's folder."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "1xA100-40GB", **NO_KERNELS, CARMA_LIMITS__KILL_GRACE_S="30")
+        super().__init__(folder, "1xA100-40GB", **NO_KERNELS, CARMA_LIMITS__KILL_GRACE_S="5")
         entry = pwd.getpwnam(USER)
         self.uid, self.gid = entry.pw_uid, entry.pw_gid
         folder.chmod(0o755)

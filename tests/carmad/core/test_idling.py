@@ -261,7 +261,7 @@ def test_a_reload_changes_it() -> None:
 
 def test_idle_jobs_with_the_daemon_and_the_command(tmp_path: Path) -> None:
     words = ("--gpu-mem", "8G", "--", *train(memory_mib=8_000, seconds=1000, sm=0.0, warmup=1000))
-    settings = {"CARMA_IDLE__BATCH": "warn 2s, end 20s"}
+    settings = {"CARMA_IDLE__BATCH": "warn 1s, end 4s"}
     with running(tmp_path, "2xA100-40GB", **settings) as daemon:
         reason = "it waits for the robot"
         daemon.carma("submit", "--idle-ok", "what", *words)

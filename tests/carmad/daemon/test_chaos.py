@@ -40,10 +40,11 @@ def port(tmp_path: Path) -> Iterator[Carmad]:
 # -- kill -9 of the daemon
 
 
-def test_fifty_kills_lose_no_job_and_start_none_twice(port: Carmad) -> None:
+@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_kills_lose_no_job_and_start_none_twice(port: Carmad, kills: int) -> None:
     storm = Storm(port, SEED)
     try:
-        storm.rage(kills=50)
+        storm.rage(kills=kills)
         storm.settle()
         port.stop()
         storm.check()

@@ -22,7 +22,6 @@ BOTH_WAYS = [
     ("gpm_activity", "gpm_in_ratios"),
     ("mps_daemon", "no_mps"),
     ("mps_fault", "fault_alone"),
-    ("mps_fault", "fault_spreads"),
     ("mps_fault", "faults_unseen"),
     ("mps_terminate", "terminate_spreads"),
     ("contexts", "large_contexts"),
@@ -57,7 +56,6 @@ def test_where_pids_are_hidden_the_context_is_not_known(machine: Machine, torch:
 BOTH_SCOPES = [
     ("mps_daemons", "one_daemon"),
     ("mps_node", "no_mps"),
-    ("mps_node", "fault_alone"),
     ("mps_node", "fault_crosses"),
     ("mps_node", "faults_forgiven"),
 ]
@@ -92,7 +90,11 @@ def test_dcgm(machine: Machine) -> None:
     machine.have(dcgm=True)
     assert machine.check("dcgm_activity").verdict is Verdict.HOLDS
     machine.have(dcgm=True, words=("dcgm_in_percent",))
-    assert machine.check("dcgm_activity").verdict is Verdict.DIFFERS
+    differs = machine.check("dcgm_activity")
+    assert differs.verdict is Verdict.DIFFERS and not differs.settings, "GPM is still read"
+    machine.have(dcgm=True, words=("dcgm_in_percent", "no_gpm"))
+    assert machine.check("dcgm_activity").settings == {"monitor.source": "nvml"}
+    assert "has no GPM" in machine.check("gpm_activity").detail
 
 
 def test_a_dcgm_that_is_not_running_is_no_difference(
@@ -103,14 +105,6 @@ def test_a_dcgm_that_is_not_running_is_no_difference(
     found = machine.check("dcgm_activity")
     assert found.verdict is Verdict.UNKNOWN
     assert "unable to establish a connection" in found.detail
-
-
-def test_where_dcgm_differs_gpm_is_still_read(machine: Machine) -> None:
-    machine.have(dcgm=True, words=("dcgm_in_percent",))
-    assert not machine.check("dcgm_activity").settings
-    machine.have(dcgm=True, words=("dcgm_in_percent", "no_gpm"))
-    assert machine.check("dcgm_activity").settings == {"monitor.source": "nvml"}
-    assert "has no GPM" in machine.check("gpm_activity").detail
 
 
 def test_the_context_of_torch(

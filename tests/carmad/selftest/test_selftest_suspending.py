@@ -56,7 +56,6 @@ def test_where_the_core_does_not_hold_suspending_is_switched_off(
     found = machine.check(CYCLE, ON)
     assert found.verdict is Verdict.DIFFERS, found
     assert found.settings == {"suspend.host_memory_mib": 0}
-    assert not machine.check(CYCLE).settings, "it is off"
     assert machine.pids() == []
 
 
@@ -132,9 +131,8 @@ def test_a_server_that_suspends_jobs_keeps_its_settings_unless_it_is_slower(
     assert found.settings.keys() == {f"suspend.{n}" for n in ("out_mib_s", "in_mib_s", "fixed_s")}
 
 
-@pytest.mark.parametrize("word", WRONG)
-def test_no_settings_are_proposed_where_the_core_does_not_hold(machine: Machine, word: str) -> None:
-    machine.have(words=(word,))
+def test_no_settings_are_proposed_where_the_core_does_not_hold(machine: Machine) -> None:
+    machine.have(words=("contents_lost",))
     found = machine.check("suspend_speed")
     assert found.verdict is Verdict.UNKNOWN and not found.settings
     assert found.detail.endswith(": no settings are proposed")

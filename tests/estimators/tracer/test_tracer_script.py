@@ -616,6 +616,7 @@ def test_torchs_compiler_is_imported_once(job: Path) -> None:
     assert report(job, written(job, loop(text))).steps == 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cold")
 def test_types_of_results_do_not_bring_sympy(job: Path) -> None:
     text = """

@@ -41,9 +41,25 @@ def carmad() -> Iterator[Carmad]:
             yield carmad
 
 
-def session(carmad: Carmad, talk: Callable[[Client, Ask], Any], *options: str) -> Any:
+Talk = Callable[[Client, Ask], Any]
+
+
+def session(carmad: Carmad, talk: Talk, *allowed: str) -> Any:
     """`ask(TOOL, **ARGUMENTS)` is its answer, read; or its error, as text."""
+
+    async def hold() -> Any:
+        async with Client(server(allowed)) as client:
+            return await talk(client, asking(client))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CARMA_SOCKET", carmad.socket)
+        patch.chdir(carmad.work)
+        return run_async(hold())
+
+
+def session_of_a_process(carmad: Carmad, talk: Talk, *allowed: str) -> Any:
     command, *words = CARMA
+    options = [word for verb in allowed for word in ("--allow", verb)]
     env = {"CARMA_SOCKET": carmad.socket}
     started = StdioServerParameters(
         command=command, args=[*words, "mcp", *options], env=env, cwd=carmad.work
@@ -92,7 +108,7 @@ def test_who_may_submit_may_not_cancel(carmad: Carmad) -> None:
         assert tools.keys() & NATURE.keys() == {"submit"}
         assert tools["submit"].annotations.read_only_hint is False
 
-    session(carmad, talk, "--allow", "submit")
+    session(carmad, talk, "submit")
     assert tuple(NATURE) == VERBS
 
 
@@ -123,7 +139,7 @@ def test_a_session(carmad: Carmad) -> None:
         assert [job["label"] for job in (await ask("history", limit=1))["jobs"]] == [waiting]
         assert (await ask("stats"))["total"]
 
-    session(carmad, talk, "--allow", "submit", "--allow", "cancel")
+    session_of_a_process(carmad, talk, "submit", "cancel")
 
 
 def test_an_agent_estimates_submits_after_a_question_and_reads_why(carmad: Carmad) -> None:
@@ -166,7 +182,7 @@ def test_errors_are_those_of_the_command_line(carmad: Carmad) -> None:
         assert "queue" in await ask("submit", words=["queue"]), "it would run a job named queue"
         assert "jobs" not in await ask("queue"), "nothing was submitted, and the session goes on"
 
-    session(carmad, talk, "--allow", "submit")
+    session(carmad, talk, "submit")
 
 
 def test_a_label_cannot_hide_another_request(carmad: Carmad) -> None:
@@ -187,7 +203,7 @@ def test_a_dry_run_submits_nothing(carmad: Carmad) -> None:
         assert "call `what_if`" in await ask("submit", words=["--dry-run", "true"])
         assert (await ask("queue")).get("jobs", []) == []
 
-    session(carmad, talk, "--allow", "submit")
+    session(carmad, talk, "submit")
 
 
 def test_of_a_long_log_the_end_is_told(carmad: Carmad) -> None:
@@ -229,7 +245,7 @@ def test_the_session_outlives_the_daemon(tmp_path: Path) -> None:
             carmad.start()
             assert (await ask("queue"))["more"] == 0
 
-        session(carmad, talk, "--allow", "submit")
+        session(carmad, talk, "submit")
 
 
 @needs_root

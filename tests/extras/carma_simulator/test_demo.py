@@ -195,6 +195,7 @@ wrong,104,-1,1,cho,100,0.1
 """
 
 
+@pytest.mark.long
 def test_it_takes_ones_own_jobs_and_names_those_that_would_have_crashed(
     tmp_path: Path, env: dict[str, str]
 ) -> None:

@@ -100,8 +100,7 @@ def test_a_regression_on_pairs_that_knows_no_capacity_is_found_out() -> None:
         checks["work_is_conserved"]()
 
 
-@pytest.mark.parametrize("mps", [True, False], ids=["MPS", "streams"])
-@pytest.mark.parametrize("name", ["additive", "conserving"])
+@pytest.mark.parametrize(("name", "mps"), [("additive", True), ("conserving", False)])
 def test_sharing_keeps_the_sm_busy_seconds_of_a_trace(name: str, mps: bool) -> None:
     """Those of the same jobs, each with a GPU to itself."""
     settings = Settings(collocation=Collocation(mps=mps, mps_scope="node"))

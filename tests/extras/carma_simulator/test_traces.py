@@ -493,7 +493,7 @@ def test_the_second_trace_is_clocked_first_and_bursts_later():
     assert statistics.median(end) < 200
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 @pytest.mark.parametrize(
     ("name", "a_day", "mean_s", "mean_gpus"),
     [("philly", 12_389 / 31, 25_533, 1.30), ("venus", 23_859 / 30, 5_419, 6.7)],

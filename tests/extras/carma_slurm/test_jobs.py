@@ -231,6 +231,7 @@ def test_a_task_of_an_array_requeues_itself_alone(slurm: Slurm) -> None:
         until(lambda task=task: slurm.carmad.ended(task)["attempt"] == 3, "all to run again")
 
 
+@pytest.mark.long
 def test_a_task_requeues_itself_at_its_time_limit(slurm: Slurm) -> None:
     """The usual recipe."""
     lines = "trap 'carma requeue $CARMA_JOB_ID' USR1; echo $CARMA_RESTART_COUNT"
@@ -365,15 +366,6 @@ def test_srun_and_salloc_wait_here(slurm: Slurm) -> None:
     assert slurm.sacct(int(job), "jobname", "state") == ["mine|COMPLETED"]
 
 
-def test_a_thousand_jobs_are_listed(slurm: Slurm) -> None:
-    array = slurm.sbatch("-H", "--array=0-999", "--wrap", "true")
-    listed = slurm.say("squeue", "-h", "-r", "-t", "PD", "-o", "%i").splitlines()
-    assert listed == [f"{array}_{at}" for at in range(1000)]
-    assert slurm.say("squeue", "-h", "-t", "PD", "-o", "%i") == f"{array}_[0-999]\n"
-    slurm.say("scancel", str(array))
-    until(lambda: slurm.say("squeue", "-h", "-t", "PD") == "", "the array to be gone")
-
-
 def test_a_folder_of_logs_that_is_called_after_the_job_is_made(slurm: Slurm) -> None:
     logs = ("-o", "logs/%A_%a/out", "-e", "logs/%j-err/%x")
     array = slurm.sbatch("-a", "3-4", *logs, "-J", "mine", "--wrap", "echo $SLURM_JOB_ID; date >&2")
@@ -421,6 +413,7 @@ def pytest_configure(config):
 """
 
 
+@pytest.mark.long
 def test_what_dask_asks_of_slurm(slurm: Slurm) -> None:
     """The tests of SLURMCluster that dask-jobqueue's package has; one wants two networks."""
     (slurm.carmad.work / "loops.py").write_text(LOOPS)
@@ -446,6 +439,7 @@ print("fine")
 """
 
 
+@pytest.mark.long
 def test_what_parsl_asks_of_slurm(slurm: Slurm) -> None:
     """Some of the tests in its package, without pytest: their conftest needs an older one."""
     assert slurm.say(sys.executable, "-c", PARSL).endswith("fine\n")

@@ -245,6 +245,7 @@ def test_sbatch_is_found_whatever_the_job_has_as_path(site: Site) -> None:
     site.carma("cancel", job)
 
 
+@pytest.mark.long
 def test_what_was_written_before_a_requeue_stays_and_is_followed(site: Site) -> None:
     """Meanwhile the controller is restarted."""
     again = 'echo began ${SLURM_RESTART_COUNT:-0}; [ "$SLURM_RESTART_COUNT" ] || exec sleep 600'

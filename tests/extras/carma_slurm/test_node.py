@@ -155,7 +155,10 @@ HELD = ("starting", "running")
 HOLDS = ("--exclusive", "--", "sleep", "1000")
 
 
-@pytest.mark.parametrize("end", ["scancel", "kill", "requeue", "preempt", "time limit"])
+@pytest.mark.parametrize(
+    "end",
+    ["scancel", "requeue", "preempt", pytest.param("time limit", marks=pytest.mark.long)],
+)
 def test_what_slurm_ends_is_gone_whether_it_waits_or_runs(site: Site, end: str) -> None:
     holds = [site.run(*HOLDS) for _ in range(2)]
     ids = [site.job(number, *HELD)["id"] for number in holds]
@@ -236,9 +239,7 @@ while got := signal.sigtimedwait(heard, within_s):
     ("by", "words", "signum"),
     [
         ("", [], "SIGTERM"),
-        ("exec", [], "SIGTERM"),
         ("exec", ["--signal=USR1", "--batch"], "SIGUSR1"),  # as by `sbatch --signal=B:USR1@60`
-        ("exec", ["--signal=TERM", "--batch"], "SIGTERM"),
         ("srun", ["--signal=USR1"], "SIGUSR1"),
     ],
 )

@@ -73,7 +73,7 @@ def run(checks: Iterator[Check]) -> None:
 def test_built_in_policies(name: str, kind: str) -> None:
     settings = SETTINGS[kind]
     policy = registry.bare_policy(replace(settings, policy=name))
-    run(policy_checks(policy, settings, views=200 if kind == "default" else 50))
+    run(policy_checks(policy, settings, views=100 if kind == "default" else 25))
 
 
 @pytest.mark.parametrize("name", registry.names("recoveries"))
@@ -97,11 +97,11 @@ def test_built_in_predictors(name: str) -> None:
 def test_a_failure_that_is_expected() -> None:
     policy = Policy(lambda view: tuple(p if p.gpus else Placement(p.job) for p in good(view)))
     why = {"a_job_that_waits_is_told_why": "it never says why"}
-    failed = [check.name for check in policy_checks(policy) if not passes(check)]
+    failed = [check.name for check in policy_checks(policy, views=VIEWS) if not passes(check)]
     assert failed == list(why)
-    check_policy(policy, expected_failures=why)
+    check_policy(policy, views=VIEWS, expected_failures=why)
     with pytest.raises(AssertionError, match="told_why passes, and was expected to fail"):
-        check_policy(Policy(good), expected_failures=why)
+        check_policy(Policy(good), views=VIEWS, expected_failures=why)
     with pytest.raises(ValueError, match="there is no check a_job_that_waits"):
         check_policy(policy, expected_failures={"a_job_that_waits": "misspelt"})
 
@@ -118,6 +118,7 @@ def passes(check: Check) -> bool:
 
 
 Plan = Callable[[View], tuple[Placement, ...]]
+VIEWS = 60  # enough for each of these mistakes
 GOOD = builtin.first_fit(Settings(limits=Limits(backfill=9)))
 
 
@@ -136,7 +137,7 @@ def good(view: View) -> tuple[Placement, ...]:
 
 def fails(plan: Plan, rule: str) -> None:
     with pytest.raises(AssertionError, match=rule):
-        check_policy(Policy(plan))
+        check_policy(Policy(plan), views=VIEWS)
 
 
 def altered(plan: tuple[Placement, ...], **changes: object) -> tuple[Placement, ...]:
@@ -158,7 +159,7 @@ def test_random_servers_are_of_all_kinds() -> None:
 
 def test_a_name_that_is_no_identifier() -> None:
     with pytest.raises(AssertionError, match="identifier"):
-        check_policy(Policy(good, name="first fit"))
+        check_policy(Policy(good, name="first fit"), views=1)
 
 
 def test_chance() -> None:

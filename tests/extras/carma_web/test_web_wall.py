@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser import needs_browser
 from tests.daemon import NO_KERNELS, Carmad, running, train
-from tests.extras.carma_web.web import DESKTOP, PHONE, Web, accessible, browsing, picture, serving
+from tests.extras.carma_web.web import PHONE, Web, accessible, browsing, picture, serving
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_on_a_phone_it_scrolls_down_only(web: Web, crowd: dict[str, int]) -> Non
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4, 16, 56])
+@pytest.mark.parametrize("gpus", [1, 56])
 def test_any_number_of_gpus(tmp_path_factory: pytest.TempPathFactory, gpus: int) -> None:
     with (
         running(tmp_path_factory.mktemp("gpus"), f"{gpus}xA100-40GB", **NO_KERNELS) as carmad,
@@ -166,7 +166,7 @@ def test_what_is_known_of_others_failures(carmad: Carmad, crowd: dict[str, int])
     assert found["more"] == 1 and found["jobs"][0]["ended_at"]
 
 
-@pytest.mark.parametrize(("path", "size"), [("/wall", WALL), ("/", DESKTOP), ("/", PHONE)])
+@pytest.mark.parametrize(("path", "size"), [("/wall", WALL), ("/", PHONE)])
 def test_a_daemon_that_is_gone(carmad: Carmad, web: Web, path: str, size: tuple[int, int]) -> None:
     with browsing(web, path, size, away=True) as page:
         state = page.locator("#state")
