@@ -49,7 +49,8 @@ class Simulation:
         self.days = days
         self.said: dict[str, Any] = {"share": 0}
         self._cancelled = False
-        words = [*python("cli.main"), "what-if", str(days), *policies]
+        chosen = [f"--policy={policy}" for policy in policies]
+        words = [*python("cli.main"), "simulate", f"--what-if={days}", *chosen]
         self._child = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

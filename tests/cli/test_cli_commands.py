@@ -19,10 +19,10 @@ from typing import Any
 
 import pynvml
 import pytest
+from cli.help import ELSEWHERE
 
 from carmad.paths import python
 from cli.commands import past
-from cli.help import ELSEWHERE
 from cli.main import run
 from cli.output import AUTO
 from cli.verbs import ARGPARSE, FIRST, ITSELF, OWN, Group, Verb, every, sections

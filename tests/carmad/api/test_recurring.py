@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli.commands.cron import lines
 
 from carmad.http import connections
 from carmad.store import tables
 from carmad.store.sql import SqlStore
-from cli.commands.cron import lines
 from tests import api_server
 from tests.daemon import CARMA, NO_KERNELS, ROOT, Carmad, running
 from tests.schema import undo_accounts
