@@ -510,7 +510,8 @@ class JobOptions:
         memory=False,
         show="notifies at",
         help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
-        " suspend (and when it resumes): a list such as end,limit80; `carma notify` says where to",
+        " suspend (and when it resumes): a list such as end,limit80; `carma doctor --notify` says"
+        " where to",
     )
     mail_user: str | None = option(
         "--mail-user",
@@ -523,7 +524,7 @@ class JobOptions:
         memory=False,
         show="mails to",
         help="where --notify sends mail, if the server sends any (default: the addresses of"
-        " `carma notify`, or else you at the server's domain)",
+        " `carma doctor --notify`, or else you at the server's domain)",
     )
     comment: str | None = option(
         "--comment",

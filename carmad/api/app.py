@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 
 from carmad.api import (
     actions,
-    cron,
     estimates,
     fairness,
     gpus,
@@ -36,7 +35,7 @@ from carmad.installed import VERSION
 log = logging.getLogger(__name__)
 
 RESOURCES = (  # in the order of the reference
-    *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, cron, models),
+    *(intake, jobs, terminal, stream, actions, estimates, gpus, reservations, models),
     *(fairness, timeline, mail, server),
 )
 

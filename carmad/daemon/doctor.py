@@ -92,7 +92,6 @@ def checks(
         *_mail(settings),
         *_state(store.path.parent),
         *_damage(store),
-        *_crontabs(store),
         *_records(store),
         _systemd(systemd),
         *_launches(outage),
@@ -197,7 +196,7 @@ def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
             case "faulty":
                 yield verdict(name, False, detail, "See dmesg; the GPU may need a reset.")
             case "drained":
-                hint = f"carma undrain {gpu.gpu.index}"
+                hint = f"carma drain --undo {gpu.gpu.index}"
                 yield verdict(name, None, f"takes no jobs: {detail}", hint)
             case "stale":
                 yield verdict(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
@@ -252,7 +251,7 @@ def _mail(settings: Settings) -> Iterator[CheckOut]:
         hint = 'Install one, such as msmtp-mta or postfix; or set mail = "smtp://HOST".'
         yield verdict("mail", False, f"there is no {SENDMAIL}", hint)
         return
-    yield verdict("mail", True, f"by {way}; `carma notify --test` sends you one")
+    yield verdict("mail", True, f"by {way}; `carma doctor --notify` sends you one")
 
 
 def _guarantees(settings: Settings, scene: Scene) -> Iterator[CheckOut]:
@@ -326,12 +325,6 @@ def _damage(store: SqlStore) -> Iterator[CheckOut]:
         yield verdict(
             "damage", None, detail, "Let its owner submit it again, then remove the file."
         )
-
-
-def _crontabs(store: SqlStore) -> Iterator[CheckOut]:
-    if users := store.crontabs():
-        told = "entries of `carma cron` run no more; their owners can print them with it"
-        yield verdict("crontabs", True, f"{told}: {', '.join(sorted(set(users)))}")
 
 
 def _records(store: SqlStore) -> Iterator[CheckOut]:
@@ -423,6 +416,7 @@ def _plugins() -> CheckOut:
     ]
     if wrong:
         detail = f"cannot be loaded: {'; '.join(wrong)}"
-        return verdict("plugins", None, detail, "See `carma extras`, if you want them.")
+        hint = "The optional parts in docs/guides/packages.md, if you want them."
+        return verdict("plugins", None, detail, hint)
     counts = ", ".join(f"{len(found[kind])} {kind}" for kind in PLUGINS)
     return verdict("plugins", True, f"all can be loaded: {counts}")

@@ -235,7 +235,7 @@ class Post(Follower):
     def send_test(self, user: str) -> str:
         """Send a mail to a user now. Returns why it was not taken; "": it was. Raises CarmaError if
         this server sends none."""
-        test = Item("a test: messages about your jobs arrive here", ("by carma notify --test",))
+        test = Item("a test: messages about your jobs arrive here", ("by carma doctor --notify",))
         what = letter([test], self._where)
         order = self._by_mail([user], what, lambda: None)
         if order is None:
@@ -438,7 +438,7 @@ class Post(Follower):
             return
         if code != SENT:
             log.warning(
-                "%s (uid %d) could not be told%s; `carma notify --test` shows why",
+                "%s (uid %d) could not be told%s; `carma doctor --notify` shows why",
                 whom.user,
                 whom.uid,
                 f": {why}" if why else "",

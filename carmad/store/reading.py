@@ -38,7 +38,6 @@ from carmad.store.queries import Order, Search
 from carmad.store.secrets import SecretFiles, Variables
 from carmad.store.tables import (
     ACCOUNTS,
-    CRONTABS,
     DECISIONS,
     DRAINS,
     GIVEN_IDS,
@@ -255,18 +254,6 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
-
-    def crontab(self, user: str, uid: int) -> str:
-        """What an account had in `carma cron`; "": nothing."""
-        its = CRONTABS.c
-        query = select(its.text).where(its.user == user, its.uid == uid)
-        with self._reading() as connection:
-            return connection.scalar(query) or ""
-
-    def crontabs(self) -> list[str]:
-        """The users who had one."""
-        with self._reading() as connection:
-            return list(connection.scalars(select(CRONTABS.c.user).order_by(CRONTABS.c.user)))
 
     def users(self) -> list[str]:
         """The names of all users who have jobs."""

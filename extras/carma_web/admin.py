@@ -1,6 +1,6 @@
 """For administrators: drains, processes outside of the queue, settings, the doctor; and what
 another policy would have done with the last days: one simulation at a time, in a child at the
-lowest priority, by `carma what-if`."""
+lowest priority, by `carma simulate --what-if`."""
 
 from __future__ import annotations
 

@@ -37,8 +37,9 @@ def declare(parser: Parser) -> None:
     add("--me", action="store_true", help="only your own jobs")
     names: dict[str, Any] = {"dest": "name", "default": env("SQUEUE_NAMES"), "metavar": "NAMES"}
     add("-n", "--name", "--names", **names, help="only jobs of these names")
-    states: dict[str, Any] = {"dest": "states", "default": env("SQUEUE_STATES"), "metavar": "STATES"}
-    add("-t", "--states", "--state", **states, help="R,PD,…, or all")
+    state = env("SQUEUE_STATES")
+    about = "R,PD,…, or all"
+    add("-t", "--states", "--state", dest="states", default=state, metavar="STATES", help=about)
     add(
         "-p", "--partitions", "--partition", metavar="NAMES", help="ignored: there is one partition"
     )
