@@ -247,7 +247,7 @@ def takes(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=False if name == "everything" else None,
+                default=inspect.Parameter.empty if annotation is Jobs else None,
                 annotation=annotation,
             )
             for name, annotation in annotations.items()
@@ -381,7 +381,7 @@ def run(words: list[str]) -> int:
     """The exit code. Raises CarmaError."""
     command = build()
     try:
-        with command.make_context("carma", words or ["--help"]) as context:
+        with command.make_context("carma", [*words] or ["--help"]) as context:
             return command.invoke(context) or 0
     except typer.Exit as done:
         return done.exit_code if words else Usage.exit_code

@@ -16,12 +16,21 @@ if TYPE_CHECKING:
     from carmad.options import Option
 
 
+class _Formatter(argparse.HelpFormatter):
+    """argparse makes one for each option, and otherwise imports shutil to learn the width."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=80)
+
+
 class Parser(argparse.ArgumentParser):
     """Knows which of its options take a value, and raises instead of exiting. An option that is not
     given is None."""
 
     def __init__(self, prog: str, table: Mapping[str, Option] | None = None, **more: Any) -> None:
-        super().__init__(prog, add_help=False, allow_abbrev=False, **more)
+        super().__init__(
+            prog, add_help=False, allow_abbrev=False, formatter_class=_Formatter, **more
+        )
         for name, option in (table or {}).items():
             self.add(name, option)
 

@@ -68,7 +68,7 @@ def shell(**given: Any) -> int:
 def _run(given: dict[str, Any], command: list[str]) -> int:
     if given["requeue"] and not is_repeatable():
         raise Usage("--requeue is not for a terminal", "there, only you can start it again")
-    options, body = complete(Namespace(**dict.fromkeys(ELSEWHERE), **given), command)
+    options, body = complete(Namespace(**given), command)
     body.pop("script", None)  # nothing waits in between that could change it
     if body["array"]:
         raise Usage("the script asks for an array or a sweep", "use carma submit")
