@@ -146,7 +146,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Training of models from this server's own past jobs: `carma extras install policies`."""
+    """Training of models from this server's own past jobs: the optional part `policies`."""
 
     retrain_days: Number = 7.0  # how often they are trained (0.04: hourly); 0: only on request
 

@@ -43,7 +43,7 @@ class Follower:
         """Steps may be missing: the core was reset to what is on disk, with these jobs."""
 
     def on_happenings(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
-        """What `carma watch` shows happened. `gpus`: all there are."""
+        """What `carma status --follow` shows happened. `gpus`: all there are."""
 
 
 class BackgroundService(Protocol):

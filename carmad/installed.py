@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from functools import lru_cache
 from importlib.metadata import (
@@ -14,6 +15,7 @@ from importlib.metadata import (
     requires,
     version,
 )
+from importlib.util import find_spec
 from typing import Any
 
 from carmad import CLIENT, DISTRIBUTION
@@ -64,9 +66,20 @@ def look_again() -> None:
     _of_group.cache_clear()
 
 
+PACKAGE = "/usr/lib/carma-gpu"  # the Debian package's environment, which has no pip
+BESIDE = "/usr/local/lib/carma-gpu"  # where its Python looks next, once the folder is there
+
+
 def how_to_add(extra: str) -> str:
-    """The command that installs an optional part where this CARMA runs."""
-    return f"carma extras install {extra}"
+    """The command that installs the packages of an optional part where this CARMA runs: never CARMA
+    itself, as an index may have something else of that name."""
+    if sys.prefix == PACKAGE:  # its Python is a link to the system's
+        command = ["sudo", "python3", "-m", "pip", "install", "--target", BESIDE]
+    elif find_spec("pip"):
+        command = [sys.executable, "-m", "pip", "install"]
+    else:
+        command = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*command, *packages_of(extra)])
 
 
 def packages_of(extra: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The options of a job, each defined once: flags, value, limits, help, default, what it affects.
 
-Derived from this table: the command line and `#CARMA` lines (`cli.submission`), the
+Derived from this table: the command line and `#CARMA` lines (`cli.options`), the
 request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.job`),
 `carma show`, the reference, and which jobs share a memory estimate (`carmad.estimates.asking`).
 Nothing is imported here: `carma submit` must start quickly.
@@ -72,6 +72,7 @@ class Option:
         memory: bool = True,
         repeated: bool = False,
         change: str = "",
+        rare: bool = False,
     ) -> None:
         self.flags = flags
         self.default = default  # a bool makes the option a switch
@@ -84,6 +85,7 @@ class Option:
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
         self.change = change  # `UNTIL_START`, `UNTIL_END`; "": it cannot be changed
+        self.rare = rare  # only `--help-all` lists it
 
     @property
     def flag(self) -> str:
@@ -164,6 +166,7 @@ class JobOptions:
         "--not-on",
         default=None,
         section=RESOURCES,
+        rare=True,
         read="numbers",
         metavar="GPU[,GPU]",
         pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
@@ -188,6 +191,7 @@ class JobOptions:
         "--batch-size",
         default=None,
         section=RESOURCES,
+        rare=True,
         read="whole",
         metavar="N",
         ge=1,
@@ -249,6 +253,7 @@ class JobOptions:
         "--signal",
         default=None,
         section=RESOURCES,
+        rare=True,
         read="signal_before",
         metavar="SIG[@SECONDS]",
         memory=False,
@@ -259,6 +264,7 @@ class JobOptions:
         "--expect",
         default=None,
         section=HINTS,
+        rare=True,
         read="seconds",
         metavar="TIME",
         gt=0,
@@ -272,6 +278,7 @@ class JobOptions:
         "--deadline",
         default=None,
         section=HINTS,
+        rare=True,
         read="deadline",
         metavar="WHEN",
         memory=False,
@@ -283,6 +290,7 @@ class JobOptions:
         "--amp",
         default=False,
         section=HINTS,
+        rare=True,
         show="mixed precision",
         help="the job trains in mixed precision",
     )
@@ -290,6 +298,7 @@ class JobOptions:
         "--cold-start",
         default=0.0,
         section=HINTS,
+        rare=True,
         read="seconds",
         metavar="TIME",
         ge=0,
@@ -302,6 +311,7 @@ class JobOptions:
         "--layout",
         default=None,
         section=HINTS,
+        rare=True,
         read="stage",
         metavar="STAGE",
         repeated=True,
@@ -313,6 +323,7 @@ class JobOptions:
         "--stages",
         default=(),
         section=HINTS,
+        rare=True,
         read="stage_times",
         metavar="TIMES",
         repeated=True,
@@ -325,6 +336,7 @@ class JobOptions:
         "--watch-stages",
         default=False,
         section=HINTS,
+        rare=True,
         show="watch stages",
         help="measure --stages while the job runs: PyTorch's profiler records a few iterations",
     )
@@ -467,6 +479,7 @@ class JobOptions:
         "--retry-on",
         default=None,
         section=RUN,
+        rare=True,
         read="exit_codes",
         metavar="CODE[,CODE]",
         pattern=rf"^{EXIT_CODE}(,{EXIT_CODE}){{0,63}}$",
@@ -480,6 +493,7 @@ class JobOptions:
         "--requeue-ok",
         default=False,
         section=RUN,
+        rare=True,
         memory=False,
         show="requeue ok",
         change=UNTIL_END,
@@ -496,24 +510,27 @@ class JobOptions:
         memory=False,
         show="notifies at",
         help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
-        " suspend (and when it resumes): a list such as end,limit80; `carma notify` says where to",
+        " suspend (and when it resumes): a list such as end,limit80; `carma doctor --notify` says"
+        " where to",
     )
     mail_user: str | None = option(
         "--mail-user",
         default=None,
         section=RUN,
+        rare=True,
         read="mail_address",
         metavar="ADDRESS",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$",
         memory=False,
         show="mails to",
         help="where --notify sends mail, if the server sends any (default: the addresses of"
-        " `carma notify`, or else you at the server's domain)",
+        " `carma doctor --notify`, or else you at the server's domain)",
     )
     comment: str | None = option(
         "--comment",
         default=None,
         section=RUN,
+        rare=True,
         read="one_line",
         metavar="TEXT",
         pattern=r"^[^\x00-\x1f\x7f]{1,1024}$",
@@ -526,6 +543,7 @@ class JobOptions:
         "--idle-ok",
         default=None,
         section=RUN,
+        rare=True,
         read="not_empty",
         metavar="REASON",
         pattern=r"^[^\x00-\x1f\x7f]{1,200}$",

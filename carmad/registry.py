@@ -217,7 +217,7 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     except (Exception, SystemExit) as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
-            "are its dependencies installed? `carma extras` lists those of CARMA's own",
+            "are its dependencies installed? docs/guides/packages.md lists those of CARMA's own",
         ) from error
     if not isinstance(getattr(plugin, "name", None), str):
         raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")

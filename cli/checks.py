@@ -25,7 +25,10 @@ class Checks:
         self.take_over = take_over
 
 
-OWN = frozenset(("device", "gpu", "help", "json", "write"))  # options of `carma doctor` itself
+# Options of `carma doctor` itself.
+OWN = frozenset(
+    ("device", "estimators", "gpu", "help", "json", "model", "models", "notify", "train", "write")
+)
 
 
 def load_checks() -> dict[str, Checks]:

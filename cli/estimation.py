@@ -1,48 +1,51 @@
-"""What an estimate asks, for the terminal and for agents: the words of `carma estimate` as a
-request, the answer of the daemon or, where there is none, of this process, and the search for the
-largest number that fits."""
+"""What an estimate asks, for the terminal and for agents: the options of `carma estimate` as a
+request, the answer of the daemon or, where there is none, of this process, and the
+search for the largest number that fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cli import client, submission
 from cli.missing import refuse_missing
+from cli.options import override
 from cli.problems import Unreachable, Usage, note
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from carmad.api.guesses import EstimateOut, EstimatesOut
-    from cli.parser import Parser
+    from cli.reader import Parser
     from cli.vary import Fit
 
 ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
 MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
 VARIED = "batch-size"
+MODEL = "timm:"
 
 
-def read(args: list[str], parser: Parser) -> tuple[Namespace, dict[str, Any]]:
-    """Parse the options, and make the request for an estimate of them. Raises Usage for a sweep,
-    which has no single estimate, and for a command that is not there."""
-    options, body = submission.read(_in_front(args, parser), parser)
+def complete(given: Namespace, command: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
+    """The options and the request for an estimate of a command. Raises Usage for a sweep, which has
+    no single estimate, and for a command that is not there."""
+    parser = submission.build_parser()
+    if command and command[0].startswith(MODEL):
+        own, command = _in_front(command, parser)
+        given = Namespace(**override(vars(given), vars(parser.parse_args(own))))
+    options, body = submission.complete(given, command, parser)
     if body["array"] and body["array"].get("params"):
         raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
-    if not body["argv"][0].startswith("timm:"):
+    if not body["argv"][0].startswith(MODEL):
         refuse_missing(options, body)
     body.pop("script", None)  # nothing waits: it is traced where it is
     return options, body
 
 
-def _in_front(args: list[str], parser: Parser) -> list[str]:
-    """Options that follow `timm:MODEL` in front of it, unless they are the model's."""
-    words, command, marked = parser.split(args)
-    if marked or not command or not command[0].startswith("timm:"):
-        return args
+def _in_front(command: Sequence[str], parser: Parser) -> tuple[list[str], list[str]]:
+    """The options that follow `timm:MODEL` and are not the model's, and the rest."""
     model, *rest = command
-    own = []
+    words: list[str] = []
+    own: list[str] = []
     while rest:
         word = rest.pop(0)
         if word.partition("=")[0] in MODELS or not parser.knows(word):
@@ -50,7 +53,7 @@ def _in_front(args: list[str], parser: Parser) -> list[str]:
         else:
             words += [word, *(rest[:1] if parser.takes_next(word) else ())]
             rest = rest[parser.takes_next(word) :]
-    return [*words, model, *own]
+    return words, [model, *own]
 
 
 def ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:

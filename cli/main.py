@@ -1,23 +1,27 @@
-"""The entry point of `carma`: chooses the parser, and turns problems into exit codes."""
+"""The entry point of `carma`: chooses who reads the words, and turns problems into exit codes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
-from carmad import paths
 from carmad.errors import CarmaError
+from cli import hot
 from cli.problems import INTERRUPTED, refusal, report
-from cli.verbs import ITSELF, TYPER, Group, elsewhere, find, find_word
+from cli.verbs import find_word
 
 PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
-OURS = ("carma", "main.py")  # `python -m cli.main`
+OURS = ("carma", "main.py", "-c", "-m")  # `python -m cli.main`
+COMPLETE = "_CARMA_COMPLETE"  # set by the scripts that typer makes for shells
+OF_THE_USER = ("run", "shell", "attach")  # after these, --json is another program's
 
 
 def main() -> None:
     if sys.stdout is None:  # closed: `carma estimate … >&-`
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - light; open until it ends
-    name = os.path.basename(sys.argv[0])  # noqa: PTH119 - pathlib is slow to import
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open until it ends
+    name = Path(sys.argv[0]).name
     try:
         word = None if name in OURS else find_word(name)  # a link to this program, such as sbatch
     except CarmaError as error:
@@ -30,9 +34,7 @@ def run(args: list[str]) -> int:
         code = dispatch(args)
         sys.stdout.flush()
     except CarmaError as error:
-        return report(error, as_json="--json" in args)
-    except SystemExit as exit:  # argparse, after --help or a wrong option
-        return exit.code if isinstance(exit.code, int) else 0
+        return report(error, as_json="--json" in args and args[0] not in OF_THE_USER)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `carma queue | head`: the reader is gone
@@ -44,45 +46,21 @@ def run(args: list[str]) -> int:
 
 
 def dispatch(args: list[str]) -> int:
-    color, words = _color(args)
-    if color:
-        from cli import output
+    if COMPLETE not in os.environ and args and args[0] in hot.TABLES:
+        with suppress(hot.AsksForHelp):
+            return hot.run(args[0], args[1:])
+    from cli import app
 
-        output.choose_color(color)
-    words = _ask_for_help(words)
-    verb, left = find(words[0]) if words and not words[0].startswith("-") else None, words[1:]
-    if isinstance(verb, Group):
-        verb, left = verb.find(" ".join(words[1:2])), words[2:]
-    if verb is None:
-        from cli.help import run_without_verb
-
-        return run_without_verb(words)
-    if not paths.is_served():
-        verb = elsewhere(verb)
-    if verb.reads == TYPER:
-        from cli.app import run_typer
-
-        return run_typer(verb, left)
-    return int(verb.function()(left if verb.reads == ITSELF else verb.read(left)))
+    if COMPLETE in os.environ:
+        app.build().main([], prog_name="carma", complete_var=COMPLETE)
+    return app.run(_ask_for_help(args))
 
 
 def _ask_for_help(words: list[str]) -> list[str]:
-    """`help VERB` and `daemon help VERB` as `VERB --help`."""
-    if words[:1] == ["help"]:
-        return [*words[1:], "--help"]
-    if words[1:2] == ["help"] and isinstance(find(words[0]), Group):
-        return [words[0], *words[2:], "--help"]
-    return words
-
-
-def _color(args: list[str]) -> tuple[str, list[str]]:
-    """What `--color` in front of the verb says, and the words from the verb on."""
-    first = args[0] if args else ""
-    if first == "--color":
-        return args[1] if len(args) > 1 else "", args[2:]
-    if first.startswith("--color="):
-        return first.removeprefix("--color="), args[1:]
-    return "", args
+    """`help VERB` as `VERB --help`."""
+    if words[:1] != ["help"]:
+        return words
+    return ["--help-all"] if words[1:] == ["--all"] else [*words[1:], "--help"]
 
 
 if __name__ == "__main__":

@@ -516,3 +516,28 @@ def interval(text: str) -> float:
     if not SHORTEST_S <= span <= MAX_TIME_S:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST_S:g}")
     return span
+
+
+def allreduce(text: str) -> str:
+    return _choices(text, ("ring", "tree"))
+
+
+def step(text: str) -> float:
+    """The duration of a training step: 120ms, or 0.12, which is seconds."""
+    from carmad import layout_text
+
+    try:
+        return float(text) if text.replace(".", "").isdecimal() else layout_text.time_s(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def exact(*choices: str) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
+        return text
+
+    return read

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import errno
 import sys
+from typing import TYPE_CHECKING
 
 from carma_client import FORBIDDEN, Problem, Refused, Unknown, Unreachable
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "FORBIDDEN",
@@ -17,6 +21,7 @@ __all__ = [
     "Unknown",
     "Unreachable",
     "Usage",
+    "no_option",
     "note",
     "report",
 ]
@@ -33,6 +38,26 @@ def note(text: str, prefix: str = "carma") -> None:
 class Usage(Problem):
     exit_code = 2
     code = "usage"
+
+
+NEAR = 0.7  # how alike a misspelt option and the right one are
+INSTEAD = {"--priority": "use --nice: the higher, the later"}  # of options that CARMA does not have
+
+
+def no_option(command: str, flag: str, known: Iterable[str]) -> Usage:
+    """`known`: the options that there are."""
+    from difflib import get_close_matches
+
+    names = [name for name in known if name.startswith("--")]
+    hint = INSTEAD.get(flag) or f"see `{command} --help`"
+    if flag not in INSTEAD and (near := get_close_matches(flag, names, n=1, cutoff=NEAR)):
+        hint = f"did you mean {near[0]}?"
+    if command in RUNS:
+        hint += f" Options of your program go after it: {command} -- python train.py {flag} …"
+    return Usage(f"{command} has no option {flag}", hint)
+
+
+RUNS = ("carma submit", "carma run", "carma estimate")  # a command of the user's
 
 
 def refusal(error: OSError) -> Problem:

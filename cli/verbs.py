@@ -1,29 +1,25 @@
-"""Every verb of `carma`, what it is for, and how its words are read. Imports stay light: each
-command starts here.
+"""Every verb of `carma`: its module and its line in the help. Imports stay light: each call starts
+here.
 
-CARMA's own verbs are in `SECTIONS`; packages add theirs by entry points of the group
-`carma.commands`, each named as what is typed: a `Verb`, a `Group` of them, or a `Word`.
+CARMA's own verbs are in `OWN`; packages add theirs by entry points of the group `carma.commands`,
+each named as what is typed: a `Command` or a `Word`.
 """
 
 from __future__ import annotations
 
-from cli.plain import read
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
+from cli.problems import Problem, Usage
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from importlib.metadata import EntryPoint
-    from typing import Any
 
-    from cli.parser import Parser
-    from cli.plain import Options
-
-ARGPARSE = "argparse"  # `NAME_options` declares its options, and `NAME` gets them
-TYPER = "typer"  # from the annotations of `NAME`, for what people do not type all day (`cli.app`)
-ITSELF = "itself"  # `NAME` gets all words: a command of the user's follows its own options
+JOBS, MONITORING, ADMINISTRATION, MORE = "Jobs", "Monitoring", "Administration", "More"
+PANELS = (JOBS, MONITORING, ADMINISTRATION, MORE)
 
 
-class Verb:
+class Command:
     """A verb is the function of its name in its module: of `daemon start`, `daemon_start`. Its help
     begins with its summary; what follows is the function's docstring."""
 
@@ -32,80 +28,30 @@ class Verb:
         name: str,
         module: str,
         summary: str,
-        reads: str = ARGPARSE,
-        aliases: tuple[str, ...] = (),
-        section: str = "More",
+        panel: str = MORE,
+        below: tuple[Command, ...] = (),
     ) -> None:
-        """`module`: "package.module", or one of `cli.commands`. `section`: of all verbs' help, for
-        verbs that are not in `SECTIONS`."""
+        """`module`: "package.module", or one of `cli.commands`. `panel`: of the help. `below`: the
+        verbs of a group, which begin with its name."""
         self.name = name
-        self.module = self.options_module = module if "." in module else f"cli.commands.{module}"
+        self.module = self.own_module = module if "." in module else f"cli.commands.{module}"
         self.summary = summary
-        self.reads = reads
-        self.aliases = aliases
-        self.section = section
+        self.panel = panel
+        self.below = below
 
-    def in_module(self, module: str, summary: str = "") -> Verb:
+    def in_module(self, module: str, summary: str = "") -> Command:
         """The same verb, with the same options, as another module does it. `summary`: if it is not
         the usual one."""
-        from copy import copy
-
-        other = copy(self)
-        other.module, other.summary = module, summary or self.summary
+        other = Command(self.name, self.module, summary or self.summary, self.panel, self.below)
+        other.module = module
         return other
 
-    def about(self) -> str:
-        """What its help says of it, in paragraphs."""
-        lines = (self.function().__doc__ or "").splitlines()
-        return "\n".join((self.summary, "", *map(str.strip, lines))).strip()
-
-    def function(self) -> Callable[..., Any]:
+    def function(self, module: str = "") -> Callable[..., int]:
         """What it does."""
-        found: Callable[..., Any] = _find(self.module, self._own_name)
-        return found
-
-    def read(self, words: list[str]) -> Any:
-        """The options of a verb that argparse reads, unless they are so plain that it need not."""
-        return read(self._declare, words) or self.parser().parse_args(words)
-
-    def parser(self) -> Parser:
-        """Of a verb that does not read its words itself."""
-        if self.reads == TYPER:
-            from cli.app import parser_of
-
-            return parser_of(self)
-        from cli.parser import Parser
-
-        parser = Parser(
-            prog=f"carma {self.name}", description=self.about(), allow_abbrev=False, add_help=False
+        found: Callable[..., int] = _find(
+            module or self.module, self.name.replace("-", "_").replace(" ", "_")
         )
-        self._declare(parser)
-        if not parser.knows("--help"):
-            names = ("--help",) if parser.knows("-h") else ("-h", "--help")
-            parser.add_argument(*names, action="help", help="show this help")
-        return parser
-
-    def _declare(self, parser: Options) -> None:
-        _find(self.options_module, f"{self._own_name}_options")(parser)
-
-    @property
-    def _own_name(self) -> str:
-        return self.name.replace("-", "_").replace(" ", "_")
-
-
-class Group:
-    """Verbs of two words that begin with the same one, such as `daemon start`."""
-
-    def __init__(
-        self, name: str, summary: str, verbs: tuple[Verb, ...], section: str = "More"
-    ) -> None:
-        self.name = name
-        self.summary = summary
-        self.verbs = verbs
-        self.section = section
-
-    def find(self, below: str) -> Verb | None:
-        return next((verb for verb in self.verbs if verb.name == f"{self.name} {below}"), None)
+        return found
 
 
 class Word:
@@ -123,213 +69,225 @@ class Word:
 
 
 def _find(module: str, name: str) -> Any:
-    return getattr(__import__(module, fromlist=(name,)), name)  # importlib takes longer
+    from importlib import import_module
+
+    return getattr(import_module(module), name)
 
 
-SECTIONS: dict[str, tuple[Verb | Group, ...]] = {
-    "Jobs": (
-        Verb("submit", "submit", "Put a command or a job script in the queue.", ITSELF, ("sub",)),
-        Verb("run", "run", "Wait for GPUs, then run a command in this terminal, as a job.", ITSELF),
-        Verb("shell", "run", "Wait for GPUs, then start a shell here, as a job.", ITSELF),
-        Verb(
+OWN: dict[str, Command] = {
+    each.name: each
+    for each in (
+        Command("submit", "submit", "Put a command or a job script in the queue.", JOBS),
+        Command(
+            "run", "run", "Wait for GPUs, then run a command in this terminal, as a job.", JOBS
+        ),
+        Command("shell", "run", "Wait for GPUs, then start a shell here, as a job.", JOBS),
+        Command(
             "attach",
-            "join",
-            "Start a shell in the environment of a running job, on its GPUs.",
-            ITSELF,
+            "attach",
+            "Start a shell, or run a command, beside a running job, on its GPUs.",
+            JOBS,
         ),
-        Verb(
-            "exec",
-            "join",
-            "Run a command in the environment of a running job, on its GPUs.",
-            ITSELF,
+        Command("queue", "queue", "List running and waiting jobs.", JOBS),
+        Command("show", "show", "Show everything about one of your jobs.", JOBS),
+        Command(
+            "why", "show", "Explain why a job waits, or what became of it, with numbers.", JOBS
         ),
-        Verb("adopt", "join", "Make a job of a process of yours that already runs on a GPU."),
-        Verb("queue", "queue", "List running and waiting jobs.", aliases=("ps",)),
-        Verb("show", "queue", "Show everything about one of your jobs."),
-        Verb(
-            "why",
-            "queue",
-            "Explain why a job waits, or what became of it, with numbers.",
-            aliases=("explain",),
-        ),
-        Verb("logs", "logs", "Print the output of all attempts of a job; -f follows it."),
-        Verb(
+        Command("logs", "logs", "Print the output of all attempts of a job; -f follows it.", JOBS),
+        Command(
             "wait",
-            "steer",
+            "cli.hot",
             "Wait for jobs to end. Exits with the exit code of the first that failed, or 0.",
+            JOBS,
         ),
-        Verb(
-            "cancel",
-            "steer",
-            "Cancel jobs. Running ones get SIGTERM, then SIGKILL.",
-            aliases=("kill",),
-        ),
-        Verb("hold", "steer", "Keep waiting jobs from starting."),
-        Verb("release", "steer", "Release held jobs."),
-        Verb(
+        Command("cancel", "cli.hot", "Cancel jobs. Running ones get SIGTERM, then SIGKILL.", JOBS),
+        Command("hold", "steer", "Keep waiting jobs from starting.", JOBS),
+        Command("release", "steer", "Release held jobs.", JOBS),
+        Command(
             "suspend",
             "steer",
             "Take running jobs off their GPUs until they are resumed; nothing is lost.",
+            JOBS,
         ),
-        Verb("resume", "steer", "Let suspended jobs go on, as soon as there are GPUs for them."),
-        Verb(
-            "move", "steer", "Move a running job to other GPUs of the same kind; nothing is lost."
+        Command(
+            "resume",
+            "steer",
+            "Let suspended jobs go on, as soon as there are GPUs for them.",
+            JOBS,
         ),
-        Verb("requeue", "steer", "Run ended jobs again, under their old ids."),
-        Verb(
+        Command("requeue", "steer", "Run ended jobs again, under their old ids.", JOBS),
+        Command(
             "update",
             "steer",
-            "Change options of waiting jobs; of running ones, --time and --requeue.",
+            "Change options of waiting jobs, or --time and --requeue of running ones; or move"
+            " these to other GPUs.",
+            JOBS,
         ),
-        Verb(
-            "notify",
-            "logs",
-            "Check where messages about your jobs go (--notify), and send one as a test.",
-        ),
-        Verb("book", "shares", "Book GPUs for your own jobs, or list what is booked and reserved."),
-        Verb(
-            "report-step",
-            "results",
-            "Report how long a training step of a running job takes, and its parts.",
-        ),
-        Verb(
-            "report-metric",
-            "results",
-            "Report metrics of a running job, such as its accuracy, for `carma results`.",
-        ),
-        Verb(
-            "results",
-            "results",
-            "Show the parameters of a sweep's tasks, and the metrics that they reported.",
-        ),
-        Verb(
+        Command(
             "estimate",
             "estimate",
             "Predict how much GPU memory a command needs. It runs on no GPU.",
-            ITSELF,
+            JOBS,
         ),
-    ),
-    "Monitoring": (
-        Verb("status", "gpus", "Show the GPUs, the jobs on them, and the queue."),
-        Verb("top", "gpus", "Watch the GPUs, the jobs on them, and the queue, live."),
-        Verb(
-            "watch",
-            "logs",
-            "Print what happens, as it happens: jobs that start, run, end, are "
-            "retried; GPUs that are lost or drained.",
-        ),
-        Verb("gpus", "gpus", "Show each GPU's collocation risk, and the limits that apply to it."),
-        Verb("history", "past", "List ended jobs, newest first."),
-        Verb("stats", "past", "Add up jobs, GPU hours, energy and waiting, by user or by month."),
-        Verb(
+        Command(
             "report",
-            "past",
-            "Report what the last whole week or month was used for, as one page of Markdown.",
+            "results",
+            "Report metrics or the duration of a training step of a running job.",
+            JOBS,
         ),
-        Verb(
+        Command(
+            "results",
+            "results",
+            "Show the parameters of a sweep's tasks, and the metrics that they reported.",
+            JOBS,
+        ),
+        Command("status", "gpus", "Show the GPUs, the jobs on them, and the queue.", MONITORING),
+        Command(
+            "top", "gpus", "Watch the GPUs, the jobs on them, and the queue, live.", MONITORING
+        ),
+        Command(
+            "gpus",
+            "gpus",
+            "Show each GPU's collocation risk, and the limits that apply to it.",
+            MONITORING,
+        ),
+        Command("history", "past", "List ended jobs, newest first.", MONITORING),
+        Command(
+            "stats",
+            "past",
+            "Add up jobs, GPU hours, energy and waiting, by user or by month.",
+            MONITORING,
+        ),
+        Command(
             "share",
             "shares",
             "Show each user's recent use of the server. Users who have used far less go first.",
+            MONITORING,
         ),
-        Verb(
-            "estimators",
-            "models",
-            "Compare each memory estimator with what jobs were measured to use.",
+        Command(
+            "reserve",
+            "shares",
+            "Reserve GPUs, your own jobs' (--me) or, for administrators, anybody's; or list the"
+            " reservations.",
+            ADMINISTRATION,
         ),
-        Verb(
-            "models",
-            "models",
-            "List the models that policies and predictors use, and their accuracy.",
-        ),
-    ),
-    "Administration": (
-        Verb(
-            "drain",
-            "gpus",
-            "Start no more jobs on these GPUs; running jobs continue, or move. For administrators.",
-        ),
-        Verb("undrain", "gpus", "Start jobs on drained GPUs again. For administrators."),
-        Verb(
+        Command(
             "limit",
             "shares",
             "List limits, or set one: in force at once, and kept. Setting is for administrators.",
+            ADMINISTRATION,
         ),
-        Verb("reserve", "shares", "Reserve GPUs (administrators), or list the reservations."),
-        Verb(
+        Command(
+            "drain",
+            "gpus",
+            "Start no more jobs on these GPUs; running jobs continue, or move. For administrators.",
+            ADMINISTRATION,
+        ),
+        Command(
             "doctor",
             "doctor",
             "Check this machine and, if one is running, the daemon. Exits with 1 if a check fails.",
+            ADMINISTRATION,
         ),
-        Verb("extras", "extras", "List CARMA's optional parts, or install some where CARMA runs."),
-        Group(
+        Command(
             "daemon",
+            "server",
             "Start, stop and install carmad.",
+            ADMINISTRATION,
             (
-                Verb(
-                    "daemon start", "server", "Start a daemon for your own jobs, in the background."
+                Command(
+                    "daemon start",
+                    "server",
+                    "Start a daemon for your own jobs, in the background.",
                 ),
-                Verb("daemon run", "server", "Run the daemon in the foreground."),
-                Verb(
+                Command("daemon run", "server", "Run the daemon in the foreground."),
+                Command(
                     "daemon stop",
                     "server",
                     "Stop the daemon. Running jobs continue; the next daemon takes them over.",
                 ),
-                Verb("daemon status", "server", "Show whether the daemon is running, and where."),
-                Verb("daemon install", "server", "Install the systemd units of carmad. For root."),
-                Verb(
+                Command(
+                    "daemon status", "server", "Show whether the daemon is running, and where."
+                ),
+                Command(
+                    "daemon install", "server", "Install the systemd units of carmad. For root."
+                ),
+                Command(
                     "daemon replay",
                     "server",
                     "Replay a daemon's journal, and check that every decision comes out the same.",
                 ),
             ),
         ),
-        Group(
+        Command(
+            "config",
             "config",
             "Show the daemon's settings, or check a settings file.",
+            ADMINISTRATION,
             (
-                Verb("config show", "doctor", "Print the settings in effect."),
-                Verb(
+                Command("config show", "config", "Print the settings in effect."),
+                Command(
                     "config check",
-                    "doctor",
-                    "Check a settings file, together with the CARMA_… variables set here. "
-                    "Starts nothing.",
+                    "config",
+                    "Check a settings file, together with the CARMA_… variables set here."
+                    " Starts nothing.",
                 ),
-                Verb(
+                Command(
                     "config set",
-                    "doctor",
+                    "config",
                     "Change a setting, in the settings file and at once. For administrators.",
                 ),
             ),
         ),
-    ),
-    "More": (
-        Verb(
-            "completion",
-            "completion",
-            'Print a completion script: eval "$(carma completion bash)" in ~/.bashrc.',
-        ),
-    ),
-}
-
-OWN: dict[str, Verb | Group] = {
-    name: each
-    for section in SECTIONS.values()
-    for each in section
-    for name in (each.name, *(each.aliases if isinstance(each, Verb) else ()))
+    )
 }
 
 # What most people need: all that `carma` alone lists.
-FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "top", "estimate")
+FIRST = (*("submit", "run", "queue", "why", "logs", "cancel", "status", "top", "estimate", "demo"),)
 NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
+# Verbs that went after version 0.1, and what other programs call ours.
+INSTEAD = {
+    "exec": "attach JOB COMMAND",
+    "adopt": "run --pid PID",
+    "book": "reserve --me",
+    "completion": "--install-completion",
+    "estimators": "doctor --estimators",
+    "models": "doctor --models",
+    "move": "update JOB --to GPU",
+    "notify": "doctor --notify",
+    "report-metric": "report NAME=VALUE",
+    "report-step": "report --step TIME",
+    "undrain": "drain --undo GPU",
+    "watch": "status --follow",
+    "what-if": "simulate --what-if DAYS",
+    **dict.fromkeys(("sub", "add", "start", "enqueue", "push", "qsub", "sbatch"), "submit"),
+    **dict.fromkeys(("ps", "list", "ls", "jobs", "qstat", "squeue"), "queue"),
+    **dict.fromkeys(("kill", "rm", "remove", "del", "delete", "stop", "abort"), "cancel"),
+    **dict.fromkeys(("qdel", "scancel"), "cancel"),
+    **dict.fromkeys(("explain",), "why"),
+    **dict.fromkeys(("info", "describe", "inspect", "get"), "show"),
+    **dict.fromkeys(("log", "tail", "output", "cat"), "logs"),
+    **dict.fromkeys(("nodes", "smi", "nvidia-smi", "sinfo"), "gpus"),
+    **dict.fromkeys(("past", "sacct"), "history"),
+    **dict.fromkeys(("retry", "rerun", "restart"), "requeue"),
+    **dict.fromkeys(("edit", "modify"), "update"),
+    **dict.fromkeys(("pause", "freeze"), "suspend"),
+    **dict.fromkeys(("continue", "unpause"), "resume"),
+    **dict.fromkeys(("srun", "salloc"), "run"),
+}
+GONE = {  # with more than a verb instead
+    "cron": "put `carma submit -Q --unless-running NAME …` into `crontab -e`",
+    "extras": "pip install the packages that `carma doctor` names, where CARMA is installed",
+    "client-wheel": "it is in share/carma of CARMA's environment: docs/guides/python.md",
+    "gpumemnet": "use `python -m lab.gpumemnet`, of CARMA's repository",
+}
 
-def find(name: str) -> Verb | Group | None:
+
+def find(name: str) -> Command | None:
     """What the first word of a command line names. Raises Problem if a package fails."""
     found = OWN.get(name) or _load(name)
-    if isinstance(found, (Verb, Group)):
-        return found
-    verbs = (each for each in _load_others() if isinstance(each, Verb))
-    return next((verb for verb in verbs if name in verb.aliases), None)
+    return found if isinstance(found, Command) else None
 
 
 def find_word(name: str) -> Word | None:
@@ -338,34 +296,46 @@ def find_word(name: str) -> Word | None:
     return found if isinstance(found, Word) else None
 
 
-def elsewhere(verb: Verb) -> Verb:
+def unknown(name: str, known: list[str], command: str = "carma") -> Usage:
+    """That there is no such verb, and what there is instead."""
+    from difflib import get_close_matches
+
+    hint = f"see `{command} --help`"
+    if command == "carma" and (name in GONE or name.lower() in INSTEAD):
+        hint = GONE.get(name) or f"use `carma {INSTEAD[name.lower()]}`"
+    elif near := get_close_matches(name, known, n=1):
+        hint = f"did you mean `{command} {near[0]}`?"
+    return Usage(f"there is no command `{command} {name}`", hint)
+
+
+def elsewhere(command: Command) -> Command:
     """What a verb is on a machine without a daemon: the same, unless a package says otherwise. One
     that is broken says nothing: it must not take `carma doctor`, which names it."""
+    from carmad import paths
     from carmad.errors import CarmaError
 
+    if paths.is_served():
+        return command
     try:
         change = _load(NO_DAEMON)
     except CarmaError:
-        return verb
-    return change(verb) if change else verb
+        return command
+    return change(command) if change else command
 
 
-def sections() -> dict[str, list[Verb | Group]]:
-    """All verbs, with those of packages that can be loaded, by the section of the help."""
-    found = {section: list(verbs) for section, verbs in SECTIONS.items()}
-    for each in _load_others():
-        found.setdefault(each.section, []).append(each)
-    return found
+def every() -> list[Command]:
+    """All verbs, with those of packages that can be loaded, in the order of the help."""
+    found = [*OWN.values(), *_load_others()]
+    order = dict.fromkeys((*PANELS, *(each.panel for each in found)))
+    return [each for panel in order for each in found if each.panel == panel]
 
 
-def every() -> Iterator[Verb]:
-    """All verbs, those of groups, too, in the order of the help."""
-    for section in sections().values():
-        for each in section:
-            yield from each.verbs if isinstance(each, Group) else (each,)
+def leaves() -> list[Command]:
+    """As `every`, with the verbs of groups instead of these."""
+    return [verb for each in every() for verb in each.below or (each,)]
 
 
-def _load_others() -> Iterator[Verb | Group]:
+def _load_others() -> Iterator[Command]:
     """Those that can be loaded, and are called as their entry points are."""
     for name, point in sorted(_points().items()):
         if name == NO_DAEMON or name in OWN:
@@ -374,7 +344,7 @@ def _load_others() -> Iterator[Verb | Group]:
             found = point.load()
         except (Exception, SystemExit):  # noqa: BLE001 - foreign code: `carma doctor` names it
             continue
-        if isinstance(found, (Verb, Group)) and found.name == name:
+        if isinstance(found, Command) and found.name == name:
             yield found
 
 
@@ -384,8 +354,6 @@ def _load(name: str) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # foreign code
-        from cli.problems import Problem
-
         raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from carmad.daemon.main import build_parser
-from cli.verbs import Verb, sections
+from cli.verbs import Command
 from docs.pages import commands, settings
 from docs.pages.commands import Word
 from docs.pages.text import one_line
@@ -46,44 +46,35 @@ def pages() -> dict[str, str]:
     return made
 
 
-def _carma(every: list[tuple[str, Verb]]) -> str:
+def _carma(every: list[tuple[str, Command]]) -> str:
     out = [_head("carma", "1", "runs jobs on the shared GPUs of a server")]
     out += [".SH SYNOPSIS", "\\fBcarma\\fR [\\fB\\-\\-color\\fR \\fIWHEN\\fR] \\fIVERB\\fR …"]
     out += [".SH DESCRIPTION", _text(commands.ABOUT), ".SH COMMANDS"]
-    for section in sections():
-        out.append(f".SS {section}")
+    for panel in dict.fromkeys(its for its, _ in every):
+        out.append(f".SS {panel}")
         for its, one in every:
-            if its == section:
+            if its == panel:
                 page = f"carma-{one.name.replace(' ', '-')}"
-                out += [".TP", f".BR {_plain(page)} (1)", _text(one_line(one.about()))]
+                out += [".TP", f".BR {_plain(page)} (1)", _text(one_line(one.summary))]
     out += [".SH EXIT STATUS", *_listed(commands.EXIT_CODES), ".PP", _text(commands.OTHER_CODES)]
     out += [".SH FILES", *_listed(FILES), ".SH SEE ALSO", ".BR carma.toml (5),", ".BR carmad (8)"]
     return "\n".join(out) + "\n"
 
 
-def _command(one: Verb) -> str:
-    said = one_line(one.about())
+def _command(one: Command) -> str:
     name, what = f"carma-{one.name.replace(' ', '-')}", commands.describe(one)
-    first = said.partition(". ")[0].partition(": ")[0].rstrip(".")
+    first = one.summary.partition(". ")[0].partition(": ")[0].rstrip(".")
     out = [_head(name, "1", first[0].lower() + first[1:]), ".SH SYNOPSIS"]
-    if what.usage:
-        usage = [line.removeprefix("Usage: ") for line in what.usage]
-        out += [".nf", *(_plain(line) for line in usage), ".fi"]
-    else:
-        out.append(f"\\fBcarma {_plain(one.name)}\\fR …")
-    out += [".SH DESCRIPTION", _text(said)]
-    if one.aliases:
-        also = ", ".join(f"`carma {alias}`" for alias in one.aliases)
-        out += [".PP", _text(f"Also: {also}.")]
-    if what.before:
-        out += [".PP", _text(what.before)]
-    if what.groups:
-        out.append(".SH OPTIONS")
+    out += [".nf", _plain(what.usage), ".fi", ".SH DESCRIPTION"]
+    for text in what.about:
+        if text.startswith("\b"):
+            out += [".PP", ".nf", *map(_plain, text.removeprefix("\b").strip().splitlines()), ".fi"]
+        else:
+            out += [".PP", _text(text)]
+    out += [".SH OPTIONS"] if what.groups else []
     for title, words in what.groups:
         out += [f".SS {title}"] if title else []
         out += _words(words)
-    if what.after:
-        out += [".SH NOTES", _text(what.after)]
     return "\n".join([*out, ".SH SEE ALSO", ".BR carma (1)"]) + "\n"
 
 

@@ -119,6 +119,6 @@ def _timm(argv: Sequence[str]) -> Program:
     missing = [name for name in ("torch", "timm") if importlib.util.find_spec(name) is None]
     if missing:
         lacks = " and ".join(missing)
-        raise Unreadable(f"CARMA's Python has no {lacks}: carma extras install estimators")
+        raise Unreadable(f"CARMA's Python has no {lacks}, of the optional part estimators")
     name = argv[0].removeprefix("timm:")
     return Program((sys.executable,), (str(TRACER / "timm_model.py"), name, *argv[1:]))

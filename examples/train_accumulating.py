@@ -68,7 +68,7 @@ def accumulate(model: nn.Module, inputs: Tensor, targets: Tensor, part: int) -> 
 def report(step_s: float) -> None:
     """Where CARMA runs this, and no matter if it cannot be told."""
     if "CARMA_JOB_ID" in os.environ and shutil.which("carma"):
-        report = ["carma", "report-step", f"{step_s:.6f}"]
+        report = ["carma", "report", "--step", f"{step_s:.6f}s"]
         subprocess.run(report, check=False, stdout=subprocess.DEVNULL)
 
 

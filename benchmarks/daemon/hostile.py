@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.daemon.http import Hostile, ask, request
 from benchmarks.harness import Report, Row, fsync_ms, main, milliseconds, of_rows, percentile
-from cli.commands.submit import submit
+from cli.main import run
 
 HOSTILE = (65534, 1, 2)
 HONEST = 3
@@ -115,10 +115,10 @@ def honest(path: str, seconds: float) -> Latencies:
     os.environ.update({"CARMA_SOCKET": path, "HOME": "/"})
     body = {"argv": ["/bin/true"], "cwd": "/tmp", "env": plain_environment(), "held": True}
     sent = request("POST", "/v1/jobs", json.dumps(body).encode())
-    command = ["--hold", "--quiet", "--chdir", "/tmp", "--", "/bin/true"]
+    command = ["submit", "--hold", "--quiet", "--chdir", "/tmp", "--", "/bin/true"]
     asked: dict[str, Callable[[], object]] = {
         "the request of `carma submit`": lambda: ask(path, sent),
-        "`carma submit`": lambda: in_fork(lambda: submit(command)),
+        "`carma submit`": lambda: in_fork(lambda: run(command)),
         "`GET /v1/health`, which writes nothing": lambda: ask(path, request("GET", "/v1/health")),
         "a process that does nothing": lambda: in_fork(lambda: 0),
         "fsync of 4 KiB": fsync_ms,

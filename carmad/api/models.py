@@ -99,7 +99,7 @@ async def model(call: Caller, name: Name) -> Response:
     """One model, with everything needed to draw it."""
     found = (await _models(call)).get(name)
     if found is None:
-        raise NotFound(f"there is no model {name!r:.80}", "See `carma models`.")
+        raise NotFound(f"there is no model {name!r:.80}", "See `carma doctor --models`.")
     return answer(detail_out(name, found, call.peer.admin))
 
 
@@ -108,7 +108,7 @@ async def train(call: Caller) -> Response:
     """Start training models on this server's past jobs. It takes minutes."""
     call.require_admin("train models")
     if call.service.models.under_way:
-        raise Conflict("models are already being trained", "See `carma models`.")
+        raise Conflict("models are already being trained", "See `carma doctor --models`.")
     call.service.models.begin()
     return answer(await run_in_threadpool(_training, call), 202)
 

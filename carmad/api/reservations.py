@@ -98,7 +98,7 @@ async def reservations(call: Caller) -> Response:
 async def reserve(call: Caller, body: ReserveIn) -> Response:
     """Answers with the new reservation. Without `book`, for administrators."""
     if not body.book:
-        call.require_admin("reserve GPUs; use `carma book` for yourself")
+        call.require_admin("reserve GPUs; use `carma reserve --me` for yourself")
     users = await run_in_threadpool(_owners, tuple(dict.fromkeys(body.users)))
     async with call.service.booking:  # two at once could be within the limit one by one
         scene = await call.service.scene()
@@ -214,7 +214,7 @@ def _require_modesty(
         raise CarmaError(f"it would end in more than {days:g} days", "Book it later, or for less.")
     mine = [one for one in scene.reservations if one.charged and one.admits(peer.owner)]
     if len(mine) >= MOST_EACH:
-        raise CarmaError(f"you have {MOST_EACH} bookings", "Cancel one: carma book --cancel ID.")
+        raise CarmaError(f"you have {MOST_EACH} bookings", "Cancel one: carma reserve --cancel ID.")
     hours = made.gpu_s_left(scene.now) / HOUR_S
     for subject in subjects:
         its = _booking_out(subject, scene)
@@ -222,7 +222,7 @@ def _require_modesty(
             raise CarmaError(
                 f"{its['subject']} may book {its['gpu_hours']:g} GPU-hours, has booked"
                 f" {its['gpu_hours_booked']:.4g}, and this takes {hours:.4g}",
-                "Book less, or cancel a booking: see `carma book`.",
+                "Book less, or cancel a booking: see `carma reserve --me`.",
             )
 
 

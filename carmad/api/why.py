@@ -398,7 +398,7 @@ def _gpu_remedies(job: Job, verdict: Verdict, scene: Scene) -> list[str]:
         within = duration(by_s)
         found.append(f"may start on {name} if it is known to end in {within}: --time, --expect")
     if "drained" in codes:
-        found.append(f"{name} takes jobs again after: carma undrain {gpu.index} (administrators)")
+        found.append(f"{name} is drained until: carma drain --undo {gpu.index} (administrators)")
     if "reservation_notice" in codes:
         found.append(f"may start on {name} before it is reserved with a time limit: --time")
     # Others are before one that is not the head: mostly one of them gets the GPU.

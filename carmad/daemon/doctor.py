@@ -185,7 +185,7 @@ def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
             case "faulty":
                 yield verdict(name, False, detail, "See dmesg; the GPU may need a reset.")
             case "drained":
-                hint = f"carma undrain {gpu.gpu.index}"
+                hint = f"carma drain --undo {gpu.gpu.index}"
                 yield verdict(name, None, f"takes no jobs: {detail}", hint)
             case "stale":
                 yield verdict(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
@@ -240,7 +240,7 @@ def _mail(settings: Settings) -> Iterator[CheckOut]:
         hint = "Install one: msmtp-mta passes mail on to a server, postfix is one."
         yield verdict("mail", False, f"there is no {SENDMAIL}", hint)
         return
-    yield verdict("mail", True, f"by {way}; `carma notify --test` sends you one")
+    yield verdict("mail", True, f"by {way}; `carma doctor --notify` sends you one")
 
 
 def _guarantees(settings: Settings, scene: Scene) -> Iterator[CheckOut]:
@@ -400,6 +400,7 @@ def _plugins() -> CheckOut:
     ]
     if wrong:
         detail = f"cannot be loaded: {'; '.join(wrong)}"
-        return verdict("plugins", None, detail, "See `carma extras`, if you want them.")
+        hint = "The optional parts in docs/guides/packages.md, if you want them."
+        return verdict("plugins", None, detail, hint)
     counts = ", ".join(f"{len(found[kind])} {kind}" for kind in PLUGINS)
     return verdict("plugins", True, f"all can be loaded: {counts}")

@@ -226,7 +226,7 @@ def _length(spans: list[tuple[float, float]]) -> float:
 
 
 def tell(seconds: float, stages: dict[str, Any]) -> None:
-    """Report as `carma report-step` does. Raises OSError, and ValueError with carmad's message."""
+    """As `carma report --step`. Raises OSError, and ValueError with carmad's message."""
     body = json.dumps({"seconds": seconds, "stages": stages}).encode()
     request = (
         f"POST /v1/jobs/{os.environ['CARMA_JOB_ID']}/step HTTP/1.0\r\nHost: carma\r\n"

@@ -139,7 +139,7 @@ class Post(Follower):
         this server sends none."""
         if not self._settings.mail:
             raise CarmaError(NO_MAIL, 'An administrator sets it: [notify] mail = "sendmail".')
-        test = Item("a test: messages about your jobs arrive here", ("by carma notify --test",))
+        test = Item("a test: messages about your jobs arrive here", ("by carma doctor --notify",))
         its = account(whom.user, whom.uid)
         who = its.uid, its.gid, its.groups
         _, why = asyncio.run(

@@ -1,9 +1,8 @@
-"""`doctor` checks this machine and the daemon, `--gpu` the GPU, and what packages add; `config`
-shows and checks the settings."""
+"""`doctor` checks this machine and the daemon, `--gpu` the GPU, and what packages add."""
 
 from __future__ import annotations
 
-import json
+import json as json_
 import os
 import shutil
 import subprocess
@@ -11,64 +10,122 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from carma_client import Client
 from carmad import installed, paths
 from carmad.api.checks import CheckOut, verdict
 from carmad.errors import CarmaError
+from carmad.options import Option
 from carmad.readable import clean
 from carmad.threads import Threads
 from cli import checks, client, output
+from cli.app import Json, option, takes
 from cli.checks import Checks
-from cli.options import add_json
+from cli.commands.config import check_settings
+from cli.options import OUTPUT
 from cli.problems import FORBIDDEN, Refused, Usage
 from cli.text import Table, columns, in_style
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from carmad.api.job import JobOut
     from carmad.api.server import DoctorOut
     from carmad.selftest.facts import Fact
     from carmad.selftest.report import Finding, Report
-    from cli.plain import Options
     from cli.text import Block
+
+ADDED = checks.load_checks()
+
+
+def _as_option(name: str) -> Option:
+    return Option(f"--{name}", default=False, section=OUTPUT, help=ADDED[name].summary)
+
 
 LOW_DISK_BYTES = 1 << 30
 NOBODY = 65534  # an ordinary user, on every machine
 OF_ROOT = frozenset(("HOME", "TMPDIR", "USER", "LOGNAME"))  # variables that are not another user's
 PYTHON_WITHIN_S = 20.0
-CONFIG_WITHIN_S = 5.0
 DRIVER_WITHIN_S = 20.0  # without persistence, it takes seconds to wake each GPU
 
 
-def doctor_options(parser: Options) -> None:
-    about = "test an idle GPU instead: takes up to five minutes, needs no daemon"
-    parser.add_argument("--gpu", action="store_true", help=about)
-    about = "with --gpu: its index, as in carma gpus, or its UUID"
-    parser.add_argument("--device", metavar="GPU", help=about)
-    about = "with --gpu: write the proposed settings to the settings file"
-    parser.add_argument("--write", action="store_true", help=about)
-    for name, its in checks.load_checks().items():
-        parser.add_argument(f"--{name}", action="store_true", help=its.summary)
-    add_json(parser)
+@takes({name.replace("-", "_"): _as_option(name) for name in ADDED})
+def doctor(
+    gpu: Annotated[
+        bool,
+        option("--gpu", help="test an idle GPU instead: takes up to five minutes, needs no daemon"),
+    ] = False,
+    device: Annotated[
+        str | None,
+        option(
+            "--device",
+            metavar="GPU",
+            help="with --gpu: its index, as in carma gpus, or its UUID",
+        ),
+    ] = None,
+    write: Annotated[
+        bool,
+        option("--write", help="with --gpu: write the proposed settings to the settings file"),
+    ] = False,
+    estimators: Annotated[
+        bool,
+        option(
+            "--estimators",
+            help="compare instead each memory estimator with what jobs were measured to use",
+        ),
+    ] = False,
+    models: Annotated[
+        bool,
+        option(
+            "--models",
+            help="list instead the models of policies and predictors, and their accuracy",
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        option("--model", metavar="NAME", help="draw this model: its tree, or its curves"),
+    ] = None,
+    train: Annotated[bool, option("--train", help="train the models now (administrators)")] = False,
+    notify: Annotated[
+        bool,
+        option(
+            "--notify",
+            help="check instead where messages about your jobs go, and send one as a test",
+        ),
+    ] = False,
+    json: Json = False,
+    **added: bool | None,
+) -> int:
+    """--estimators: BIAS is the median error, positive for estimates that are too high. Half of the
+    errors are within P50, 95% within P95. THEN is P50 of the older half of these jobs, NOW of the
+    newer half: whether it has become better. UNTAUGHT is P50 without what the estimator has learned
+    from similar jobs. UNDER is the share of jobs that used more than the upper end of their
+    estimate.
 
+    --models: some come with CARMA; others are trained, and regularly retrained, on this server's
+    past jobs. ERROR is measured on jobs left out of the training.
 
-def doctor(options: Namespace) -> int:
-    if options.gpu:
-        return run_selftest(options.device or "", options.json, options.write)
-    if options.device or options.write:
+    --notify: the addresses are in ~/.config/carma/notify.conf, which only you may read: one of
+    Apprise's on each line, such as mailtos://USER:PASSWORD@HOST or slack://TOKEN. Without that
+    file, you get mail, if the server sends any.
+    """
+    if gpu:
+        return run_selftest(device or "", json, write)
+    if device or write:
         raise Usage("--device and --write need --gpu")
-    added = checks.load_checks()
-    asked = next(
-        (its for name, its in added.items() if getattr(options, name.replace("-", "_"))), None
-    )
-    found = list(asked.run() if asked else _all(added.values()))
+    if estimators or models or model or train:
+        from cli.commands import models as learned
+
+        return learned.show_estimators(json) if estimators else learned.show(model, train, json)
+    if notify:
+        from cli.messages import say_where, send_test
+
+        say_where()
+        return send_test()
+    asked = next((its for name, its in ADDED.items() if added[name.replace("-", "_")]), None)
+    found = list(asked.run() if asked else _all(ADDED.values()))
     answer: DoctorOut = {"schema": 1, "checks": found}
-    if options.json:
+    if json:
         output.print_json(answer)
     else:
         output.show(check_table(answer))
@@ -186,24 +243,9 @@ def _mps() -> CheckOut:
 
 def _settings() -> CheckOut:
     try:
-        return verdict("settings", True, _check_settings(None))
+        return verdict("settings", True, check_settings(None))
     except CarmaError as error:
         return verdict("settings", False, error.message, error.hint)
-
-
-def _check_settings(file: Path | None) -> str:
-    """Load the settings as carmad does when it starts. Returns a description of them."""
-    from carmad import registry
-    from carmad.configfile import load
-    from carmad.estimates.experience import Experience
-
-    path = file or Path(paths.config_path())
-    there = file or os.environ.get("CARMA_CONFIG") or path.exists()
-    settings = load(path if there else None, os.environ)
-    for plugin in (registry.policy, registry.predictor, registry.recovery):
-        plugin(settings)
-    registry.estimator(settings.estimator, settings, Experience(settings).server())
-    return f"{path} is fine" if there else "no file: the defaults"
 
 
 def _disk() -> CheckOut:
@@ -212,54 +254,6 @@ def _disk() -> CheckOut:
     free = shutil.disk_usage(there).free
     detail = f"{free / (1 << 30):.1f} GiB free for {path}"
     return verdict("disk", free > LOW_DISK_BYTES or None, detail, "free space, or jobs are refused")
-
-
-def config_show_options(parser: Options) -> None:
-    add_json(parser)
-
-
-def config_show(options: Namespace) -> int:
-    answer = client.get("/v1/config")
-    if options.json:
-        output.print_json(answer)
-        return 0
-    print(f"# {answer['path'] or 'no file: all defaults'}")
-    print((answer["toml"] or "").rstrip())
-    return 0
-
-
-def config_check_options(parser: Options) -> None:
-    about = "default: the file that carmad would read"
-    parser.add_argument("file", nargs="?", metavar="FILE", type=Path, help=about)
-
-
-def config_check(options: Namespace) -> int:
-    print(_check_settings(options.file))
-    _tell_waiting_settings(options.file or Path(paths.config_path()))
-    return 0
-
-
-def _tell_waiting_settings(file: Path) -> None:
-    """The settings in this file that a running carmad applies only when it restarts."""
-    with suppress(CarmaError):
-        answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
-        if answer["path"] == str(file.absolute()):
-            for each in answer.get("waiting", ()):  # an older carmad sends none
-                print(f"restart carmad to change {each}; running jobs continue")
-
-
-def config_set_options(parser: Options) -> None:
-    parser.add_argument("setting", metavar="SETTING", help="so far: policy")
-    parser.add_argument("value", metavar="VALUE", help="the name of a policy")
-
-
-def config_set(options: Namespace) -> int:
-    if options.setting != "policy":
-        hint = "change the file that carma config show names, and then: systemctl reload carmad"
-        raise Usage(f"{options.setting} cannot be set by a command", hint)
-    client.post("/v1/config", {"policy": options.value})
-    print(f"the policy {options.value} decides from now on")
-    return 0
 
 
 STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
@@ -348,7 +342,7 @@ def _check_job_of_another() -> CheckOut:
     if ran.returncode:
         why = (ran.stderr.strip().splitlines() or ["it failed"])[-1]
         return _failure(f"uid {uid} could not submit one: {why}", "See `python` above.")
-    found: CheckOut = json.loads(ran.stdout)
+    found: CheckOut = json_.loads(ran.stdout)
     return found
 
 

@@ -1,25 +1,58 @@
-"""The server and its GPUs: `status`, `top`, `gpus`, `drain`, `undrain`."""
+"""The server and its GPUs: `status`, `top`, `gpus`, `drain`."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
-from cli import client, output, overview
-from cli.options import add_json, interval
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from typing import Any
-
-    from cli.parser import Parser
-
-status_options = add_json
+from cli import client, output, overview, parse
+from cli.app import Json, Me, User, argument, complete_jobs, option
+from cli.options import WATCH_S
+from cli.problems import Usage
 
 
-def status(options: Namespace) -> int:
+def status(
+    jobs: Annotated[
+        list[str] | None,
+        argument(
+            "JOB",
+            "with --follow: only these: 42, 1,3,5-8, 42_3, last, or all (yours); it ends when they"
+            " all have",
+            autocompletion=complete_jobs,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        option(
+            "-f",
+            "--follow",
+            help="print what happens, as it happens: jobs that start, run, end, are retried; GPUs"
+            " that are lost or drained",
+        ),
+    ] = False,
+    user: User = None,
+    me: Me = False,
+    since: Annotated[
+        str | None,
+        option(
+            "--since",
+            metavar="TIME",
+            read=parse.since,
+            help="with --follow: begin with what happened since then, if the daemon still knows:"
+            " 10m or 2026-11-20",
+        ),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """With --follow --json, each event is a line of JSON, for programs."""
+    if follow:
+        from cli.commands import events
+
+        return events.follow(jobs, user, me, since, json)
+    if jobs or user or me or since:
+        raise Usage("which jobs and since when is for --follow", "see `carma queue`, too")
     answer = client.get("/v1/status")
-    if options.json:
+    if json:
         output.print_json(answer)
         return 0
     tty = sys.stdout.isatty()
@@ -29,78 +62,58 @@ def status(options: Namespace) -> int:
     return 0
 
 
-def top_options(parser: Parser) -> None:
-    parser.add_argument(
-        "-w",
-        "--watch",
-        type=interval,
-        default=2.0,
-        metavar="SECONDS",
-        help="refresh interval (default: %(default)g)",
-    )
-    parser.add_argument("-1", "--once", action="store_true", help="print once and exit")
-
-
-def top(options: Namespace) -> int:
+def top(
+    watch: Annotated[
+        float,
+        option(
+            "-w",
+            "--watch",
+            metavar="SECONDS",
+            read=parse.interval,
+            help=f"how often it is drawn (default: {WATCH_S:g})",
+        ),
+    ] = WATCH_S,
+    once: Annotated[bool, option("-1", "--once", help="print once and exit")] = False,
+) -> int:
     why = output.why_no_screen()
-    if options.once or why:
-        if not options.once and sys.stdout.isatty():
+    if once or why:
+        if not once and sys.stdout.isatty():
             output.note(f"printed once: {why}")
-        options.json = False
-        return status(options)
+        return status()
     from cli import top as screen
 
-    return screen.run(screen.status, options.watch)
+    return screen.run(screen.status, watch)
 
 
-gpus_options = add_json
-
-
-def gpus(options: Namespace) -> int:
+def gpus(json: Json = False) -> int:
     answer = client.get("/v1/gpus")
-    if options.json:
+    if json:
         output.print_json(answer)
     else:
-        from cli import overview
-
         output.show(overview.gpu_report(answer))
     return 0
 
 
-def undrain_options(parser: Parser) -> None:
-    parser.add_argument("gpus", nargs="+", metavar="GPU", help="GPU indices or UUIDs, or all")
-    add_json(parser)
-
-
-def drain_options(parser: Parser) -> None:
-    undrain_options(parser)
-    parser.add_argument(
-        "-r",
-        "--reason",
-        metavar="TEXT",
-        default="maintenance",
-        help="reason shown to users (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--move",
-        action="store_true",
-        help="let jobs on them go elsewhere, as soon as there is room; see `carma suspend`",
-    )
-
-
-def drain(options: Namespace) -> int:
-    return _ask("drain", options, {"reason": options.reason, "move": options.move})
-
-
-def undrain(options: Namespace) -> int:
-    return _ask("resume", options, {})
-
-
-def _ask(verb: str, options: Namespace, body: dict[str, Any]) -> int:
-    for gpu in options.gpus:
+def drain(
+    gpus: Annotated[list[str], argument("GPU", "GPU indices or UUIDs, or all")],
+    reason: Annotated[
+        str, option("-r", "--reason", metavar="TEXT", help="reason shown to users")
+    ] = "maintenance",
+    move: Annotated[
+        bool,
+        option(
+            "--move",
+            help="let jobs on them go elsewhere, as soon as there is room; see `carma suspend`",
+        ),
+    ] = False,
+    undo: Annotated[bool, option("--undo", help="start jobs on drained GPUs again")] = False,
+    json: Json = False,
+) -> int:
+    verb, body = ("resume", {}) if undo else ("drain", {"reason": reason, "move": move})
+    for gpu in gpus:
         answer = client.post(f"/v1/gpus/{gpu}/{verb}", body)
-        if options.json:
+        if json:
             output.print_json(answer)
-        for one in answer["gpus"] if not options.json else ():
+        for one in answer["gpus"] if not json else ():
             print(f"GPU {one['index']}: {'drained' if one['drained'] else 'takes jobs'}")
     return 0

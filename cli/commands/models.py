@@ -1,5 +1,5 @@
-"""What was learned: the `models` of policies and predictors, and how accurate the `estimators` of
-memory are."""
+"""What was learned, for `carma doctor`: the models of policies and predictors, and how accurate the
+estimators of memory are."""
 
 from __future__ import annotations
 
@@ -7,44 +7,41 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from carmad.installed import how_to_add
 from carmad.readable import clean
 from cli import client, output
-from cli.options import add_json
 from cli.problems import Usage
-from cli.text import NOTHING, Table, bar, columns, heading, in_style, local_time, pairs, span
+from cli.text import (
+    NOTHING,
+    Table,
+    bar,
+    columns,
+    heading,
+    in_style,
+    local_time,
+    memory,
+    pairs,
+    span,
+)
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from carmad.api.estimates import EstimatorsOut
     from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
-    from cli.plain import Options
     from cli.text import Block
 
 
-def models_options(parser: Options) -> None:
-    about = "draw this model: its tree, or its curves"
-    parser.add_argument("name", nargs="?", metavar="NAME", help=about)
-    about = "train the models now (administrators)"
-    parser.add_argument("--train", action="store_true", help=about)
-    add_json(parser)
-
-
-def models(options: Namespace) -> int:
-    """Some come with CARMA; others are trained, and regularly retrained, on this server's past
-    jobs. ERROR is measured on jobs left out of the training.
-    """
-    name = options.name
-    if options.train and name:
+def show(name: str | None, train: bool, json: bool) -> int:
+    """All models, or the one of this name."""
+    if train and name:
         raise Usage("--train takes no name: it trains all models", "leave the name out")
-    if options.train:
+    if train:
         answer = client.post("/v1/models/train", None)
     else:
         answer = client.get("/v1/models" if name is None else f"/v1/models/{quote(name, safe='')}")
-    if options.json:
+    if json:
         output.print_json(answer)
-    elif options.train:
-        print("training has started and takes minutes: see `carma models`")
+    elif train:
+        print("training has started and takes minutes: see `carma doctor --models`")
     else:
         output.show(model_list(answer) if name is None else model_details(answer))
     return 0
@@ -98,7 +95,7 @@ def _training(training: TrainingOut) -> Iterator[str]:
     yield ""
     if training["lacking"]:
         what = training["lacking"]
-        yield f"no models are trained here: {what} is missing (carma extras install policies)"
+        yield f"no models are trained here: {what} is missing ({how_to_add('policies')})"
         return
     often = "only on request"
     if days:
@@ -145,17 +142,9 @@ def _thin(bins: Sequence[BinOut]) -> list[BinOut]:
     return [bins[round(n * last / (MOST_BINS - 1))] for n in range(MOST_BINS)]
 
 
-estimators_options = add_json
-
-
-def estimators(options: Namespace) -> int:
-    """BIAS is the median error, positive for estimates that are too high. Half of the errors are
-    within P50, 95% within P95. THEN is P50 of the older half of these jobs, NOW of the newer half:
-    whether it has become better. UNTAUGHT is P50 without what the estimator has learned from
-    similar jobs. UNDER is the share of jobs that used more than the upper end of their estimate.
-    """
+def show_estimators(json: bool) -> int:
     answer = client.get("/v1/estimators")
-    if options.json:
+    if json:
         output.print_json(answer)
     else:
         output.show(accuracy_table(answer))
@@ -163,9 +152,6 @@ def estimators(options: Namespace) -> int:
 
 
 def accuracy_table(answer: EstimatorsOut) -> list[Block]:
-    from carmad.readable import clean
-    from cli.text import NOTHING, Table, columns, heading, in_style, memory
-
     made = Table(columns("ESTIMATOR~ JOBS> BIAS> P50> P95> THEN> NOW> UNTAUGHT> UNDER>"))
     for one in answer["estimators"]:
         bias, under = one["bias_mib"], one["under"]

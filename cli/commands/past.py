@@ -1,26 +1,24 @@
-"""The past: `history` of jobs, `stats` of users, `report` of what a period was used for."""
+"""The past: `history` of jobs, `stats` of users and, as a page, of a period."""
 
 from __future__ import annotations
 
+import csv
 import sys
-from argparse import ArgumentTypeError
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 from carmad.readable import clean
 from cli import client, output, parse
-from cli.options import add_json, add_states, add_user, check, states_of, user_of
+from cli.app import Json, Me, States, User, argument, option
+from cli.options import states_of, user_of
 from cli.overview import HISTORY, ORDERS, job_table, params
 from cli.problems import Problem, Usage
 from cli.text import Table, columns, energy, span
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-    from typing import Any, TextIO
-
     from carmad.api.server import StatsOut
-    from cli.parser import Parser
     from cli.text import Block
 
 SHOWN = 100  # jobs, unless --limit says otherwise
@@ -39,62 +37,105 @@ MEMORY = ("declared_mib", "estimate_mib", "peak_mib")
 EXIT = ("cause", "code", "signal")
 
 
-def _add_period(parser: Parser) -> None:
-    add = parser.add_argument
-    add("-S", "--since", metavar="TIME", help="start of the period: 7d or 12h (ago), or 2026-11-20")
-    add("-E", "--until", metavar="TIME", help="end of the period, in the same form")
+Since = Annotated[
+    str | None,
+    option(
+        "-S",
+        "--since",
+        metavar="TIME",
+        read=parse.since,
+        help="start of the period: 7d or 12h (ago), or 2026-11-20",
+    ),
+]
+Until = Annotated[
+    str | None,
+    option(
+        "-E",
+        "--until",
+        metavar="TIME",
+        read=parse.since,
+        help="end of the period, in the same form",
+    ),
+]
 
 
-def _period(options: Namespace) -> dict[str, Any]:
-    return {name: check(parse.since, getattr(options, name)) for name in ("since", "until")}
-
-
-def history_options(parser: Parser) -> None:
-    add = parser.add_argument
-    about = "only jobs with all these words in their id, name, parameters or command"
-    add("words", nargs="*", metavar="WORD", help=about)
-    add_user(parser, me=True)
-    add_states(parser)
-    _add_period(parser)
-    add("--sort", choices=ORDERS, metavar="BY", help=f"the order: {', '.join(ORDERS)}")
-    add("-r", "--reverse", action="store_true", help="the smallest or earliest first")
-    about = "list every task of an array; --json and --csv always do"
-    add("--array", action="store_true", help=about)
-    at_least_one = parse.whole(1, 10**9)
-    about = "at most N rows (default 100; in CSV, all)"
-    add("-n", "--limit", type=at_least_one, metavar="N", help=about)
-    add_json(parser)
-    add("--table", metavar="FILE", help="write all jobs as the table that models are trained on")
-    add("--csv", action="store_true", help="print CSV, with memory in MiB")
-    add("--export", metavar="FILE", help="write all jobs as a trace for `carma simulate`")
-
-
-def history(options: Namespace) -> int:
+def history(
+    words: Annotated[
+        list[str] | None,
+        argument("WORD", "only jobs with all these words in their id, name, parameters or command"),
+    ] = None,
+    user: User = None,
+    me: Me = False,
+    states: States = None,
+    since: Since = None,
+    until: Until = None,
+    sort: Annotated[
+        str | None,
+        option(
+            "--sort",
+            metavar="BY",
+            read=parse.exact(*ORDERS),
+            help=f"the order: {', '.join(ORDERS)}",
+        ),
+    ] = None,
+    reverse: Annotated[
+        bool, option("-r", "--reverse", help="the smallest or earliest first")
+    ] = False,
+    array: Annotated[
+        bool, option("--array", help="list every task of an array; --json and --csv always do")
+    ] = False,
+    limit: Annotated[
+        int | None,
+        option(
+            "-n", "--limit", metavar="N", min=1, help="at most N rows (default 100; in CSV, all)"
+        ),
+    ] = None,
+    json: Json = False,
+    table: Annotated[
+        str | None,
+        option(
+            "--table",
+            metavar="FILE",
+            help="write all jobs as the table that models are trained on",
+        ),
+    ] = None,
+    as_csv: Annotated[bool, option("--csv", help="print CSV, with memory in MiB")] = False,
+    export: Annotated[
+        str | None,
+        option("--export", metavar="FILE", help="write all jobs as a trace for `carma simulate`"),
+    ] = None,
+) -> int:
     """Tasks of an array that ended alike share a row: with the first start, the longest time and
     waiting, the largest peak, and the energy of all.
     """
-    if options.export or options.table:
-        _check_whole(options)
-    if options.export:
-        return _export(options)
-    query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
-    if options.table:
-        _write_table(options.table, **query)
+    period = {"since": since, "until": until}
+    query: dict[str, Any] = {"user": user_of(user, me), **period}
+    if export or table:
+        chosen = words or states or limit or json or as_csv or sort or reverse
+        if chosen or (export and table):
+            raise Usage(
+                "--export and --table write every job, in one form",
+                "choose by --user, --since and --until alone",
+            )
+    if export:
+        return _export(export, query)
+    if table:
+        _write_table(table, **query)
         return 0
-    query["text"] = " ".join(options.words) or None
-    query["states"], codes = states_of(options.states)
-    if options.csv:
-        if options.sort or options.reverse:
+    query["text"] = " ".join(words or ()) or None
+    query["states"], codes = states_of(states)
+    if as_csv:
+        if sort or reverse:
             raise Usage("--csv lists jobs as they were submitted", "leave --sort and --reverse out")
-        found = _pages(query, options.limit or sys.maxsize)
+        found = _pages(query, limit or sys.maxsize)
         _write_csv(job for job in found if not codes or job["code"] in codes)
         return 0
-    query |= {"order": options.sort, "reverse": options.reverse or None}
-    query["fold"] = None if options.array or options.json else True
-    answer = client.get("/v1/history", **query, limit=options.limit or SHOWN)
+    query |= {"order": sort, "reverse": reverse or None}
+    query["fold"] = None if array or json else True
+    answer = client.get("/v1/history", **query, limit=limit or SHOWN)
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
-    if options.json:
+    if json:
         output.print_json(answer)
     else:
         output.show(job_table(answer["jobs"], usual=HISTORY))
@@ -117,21 +158,8 @@ def _pages(query: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
         output.note("there are older jobs: give a larger --limit, or none for all of them")
 
 
-def _check_whole(options: Namespace) -> None:
-    """For files with every job. Raises Usage."""
-    chosen = options.words or options.states or options.limit or options.json or options.csv
-    chosen = chosen or options.sort or options.reverse
-    if chosen or (options.export and options.table):
-        raise Usage(
-            "--export and --table write every job, in one form",
-            "choose by --user, --since and --until alone",
-        )
-
-
 def _write_csv(jobs: Iterable[Any]) -> None:
     """Flat CSV for programs: numbers without units, times as in the API."""
-    import csv
-
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*OWN, *MEMORY, *EXIT, "params"])
     for job in jobs:
@@ -144,34 +172,64 @@ def _write_csv(jobs: Iterable[Any]) -> None:
         )
 
 
-def _export(options: Namespace) -> int:
+def _export(file: str, query: dict[str, Any]) -> int:
     """The simulator does it, if it is installed."""
-    from cli.main import dispatch
+    from cli import app
 
-    words = ["simulate", "--history", "--export", options.export]
-    chosen = {"user": user_of(options.user, options.me)}
-    chosen |= {"since": options.since, "until": options.until}
-    words += [f"--{name}={value}" for name, value in chosen.items() if value is not None]
-    return dispatch(words)
+    chosen = [f"--{name}={value}" for name, value in query.items() if value is not None]
+    return app.run(["simulate", "--history", "--export", file, *chosen])
 
 
-def stats_options(parser: Parser) -> None:
-    add_user(parser, me=True)
-    _add_period(parser)
-    add = parser.add_argument
-    add("--by", choices=("user", "month"), default="user", help="a row per user or per month")
-    add_json(parser)
-    add("--csv", action="store_true", help="print CSV, with energy in kWh")
-
-
-def stats(options: Namespace) -> int:
-    user = user_of(options.user, options.me)
-    answer = client.get("/v1/stats", user=user, by=options.by, **_period(options))
-    if options.json:
+def stats(
+    user: User = None,
+    me: Me = False,
+    since: Since = None,
+    until: Until = None,
+    by: Annotated[
+        Literal["user", "month"],
+        option(
+            "--by",
+            metavar="user|month",
+            help="a row per user (default) or per month",
+        ),
+    ] = "user",
+    report: Annotated[
+        Literal["week", "month"] | None,
+        option(
+            "--report",
+            metavar="week|month",
+            help="instead, report what the last whole week or month, or the time since --since, was"
+            " used for, as one page of Markdown",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, option("--html", metavar="FILE", help="with --report: write it as a page")
+    ] = None,
+    mail: Annotated[
+        bool,
+        option(
+            "--mail", help="with --report: send it to your addresses (see carma doctor --notify)"
+        ),
+    ] = False,
+    json: Json = False,
+    as_csv: Annotated[bool, option("--csv", help="print CSV, with energy in kWh")] = False,
+) -> int:
+    """A report has users and their GPU-hours, what sharing saved and cost, memory estimates, the
+    longest waits, and jobs that held GPUs without using them. Of others' jobs, all but
+    administrators see totals.
+    """
+    if report:
+        if user or me or as_csv:
+            raise Usage("--report takes no --user, --me and --csv", "it is about all users")
+        return _report(report, since, until, html, mail, json)
+    if html or mail:
+        raise Usage("--html and --mail go with --report", "such as --report week")
+    answer = client.get("/v1/stats", user=user_of(user, me), by=by, since=since, until=until)
+    if json:
         output.print_json(answer)
-    elif options.csv:
-        rows = answer[f"{options.by}s"]  # without the total: it would count twice in a sum
-        _write_rows(rows, sys.stdout, (options.by, *TOTALS))
+    elif as_csv:
+        rows = answer[f"{by}s"]  # without the total: it would count twice in a sum
+        _write_rows(rows, sys.stdout, (by, *TOTALS))
     else:
         output.show(totals_table(answer))
         _tell_external(answer["external"])
@@ -210,79 +268,30 @@ def _tell_external(users: list[dict[str, Any]]) -> None:
         )
 
 
-def _whole_period(word: str) -> str:
-    if word in ("week", "month"):
-        return word
-    hint = "; jobs report their steps by carma report-step" if word[:1].isdigit() else ""
-    raise ArgumentTypeError(f"{word!r} is not week or month{hint}")
+def _report(
+    period: str, since: str | None, until: str | None, html: Path | None, mail: bool, json: bool
+) -> int:
+    from carmad.report import as_markdown, as_page, last, title
 
+    if html:
+        output.check_writable(html)
+    if until and not since:
+        raise Usage("--until goes with --since")
+    if not since:
+        since, until = (day.isoformat() for day in last(period, date.today()))
+    answer = client.get("/v1/report", since=since, until=until)
+    if html:
+        html.write_text(as_page(answer), encoding="utf-8")
+        output.note(f"wrote {html}")
+    if mail:
+        from cli.messages import send
 
-def _path(word: str) -> Path:
-    from pathlib import Path  # takes 8 ms
-
-    return Path(word)
-
-
-def report_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add(
-        "period",
-        nargs="?",
-        type=_whole_period,
-        default="week",
-        metavar="PERIOD",
-        help="week or month",
-    )
-    add("-S", "--since", metavar="TIME", help="instead: from this time on, 7d (ago) or 2026-11-20")
-    add("-E", "--until", metavar="TIME", help="with --since: up to this time (default: now)")
-    add("--html", type=_path, metavar="FILE", help="write it to this file, as a page")
-    add("--mail", action="store_true", help="send it to your addresses (see carma notify)")
-    add_json(parser)
-
-
-def report(options: Namespace) -> int:
-    """Users and their GPU-hours, what sharing saved and cost, memory estimates, the longest waits,
-    and jobs that held GPUs without using them. Of others' jobs, all but administrators see totals.
-    """
-    if options.html:
-        output.check_writable(options.html)
-    answer = client.get("/v1/report", **_query(options))
-    if options.html:
-        from carmad.report import as_page
-
-        options.html.write_text(as_page(answer), encoding="utf-8")
-        output.note(f"wrote {options.html}")
-    if options.mail:
-        return _mail(answer)
-    if options.json:
+        return send(title(answer), as_markdown(answer, titled=False))
+    if json:
         output.print_json(answer)
-    elif not options.html:
-        from carmad.report import as_markdown
-
+    elif not html:
         print(as_markdown(answer), end="")
     return 0
-
-
-def _query(options: Namespace) -> dict[str, Any]:
-    if options.since:
-        return {name: check(parse.since, getattr(options, name)) for name in ("since", "until")}
-    if options.until:
-        from cli.problems import Usage
-
-        raise Usage("--until goes with --since")
-    from datetime import date
-
-    from carmad.report import last
-
-    since, until = last(options.period, date.today())
-    return {"since": since.isoformat(), "until": until.isoformat()}
-
-
-def _mail(answer: Any) -> int:
-    from carmad.report import as_markdown, title
-    from cli.messages import send
-
-    return send(title(answer), as_markdown(answer, titled=False))
 
 
 def _write_table(name: str, **query: Any) -> None:
@@ -290,8 +299,6 @@ def _write_table(name: str, **query: Any) -> None:
     if name == "-":
         _write_rows(_rows(**query), sys.stdout)
         return
-    from pathlib import Path
-
     file = Path(name)
     if file.suffix not in (".csv", ".parquet"):
         raise Problem(f"{file} is neither .csv nor .parquet", "use one of these, or - for CSV")
@@ -323,8 +330,6 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _write_rows(
     rows: Sequence[dict[str, Any]], file: TextIO, columns: Sequence[str] | None = None
 ) -> None:
-    import csv
-
     writer = csv.DictWriter(file, columns or _columns(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

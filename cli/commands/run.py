@@ -1,26 +1,18 @@
-"""`carma run` and `carma shell`: jobs that run here, in this terminal (`cli.interactive`)."""
+"""`carma run` and `carma shell`: jobs that run here, in this terminal (`cli.interactive`), and
+`carma run --pid`, which makes a job of a process that CARMA did not start."""
 
 from __future__ import annotations
 
 import os
+from argparse import Namespace
+from typing import Annotated, Any
 
-from carmad.errors import CarmaError
+from cli import client
+from cli.app import UserCommand, option, takes
 from cli.interactive import is_in_slurm, is_repeatable, run_job
-from cli.problems import Usage, report
-from cli.submission import (
-    HELP_HINT,
-    build_parser,
-    read,
-    settle_messages,
-    tell_ignored,
-    warn_of_choice,
-)
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from typing import Any
-
-    from cli.parser import Parser
+from cli.options import JOB, SUBMIT, settle
+from cli.problems import Usage
+from cli.submission import complete, settle_messages, tell_ignored, warn_of_choice
 
 # Options of `carma submit` that make no sense here, and why.
 ELSEWHERE = {
@@ -36,67 +28,65 @@ ELSEWHERE = {
     "conda_env": "activate the environment in this shell first",
     "container": "use carma submit, or give `podman run …` as the command",
 }
+ADOPTED = ("name", "memory_mib", "time_limit_s")  # options of a process that runs already
+MAX_PID = (1 << 31) - 1
 
 
-def run(args: list[str]) -> int:
-    return _run("run", args)
+@takes(SUBMIT, without=ELSEWHERE)
+def run(
+    command: UserCommand = None,
+    pid: Annotated[
+        int | None,
+        option(
+            "--pid",
+            min=1,
+            max=MAX_PID,
+            metavar="PID",
+            help="instead of a command: make a job of this process of yours, which already runs on"
+            " a GPU; only --name, --gpu-mem and --time go with it",
+        ),
+    ] = None,
+    **given: Any,
+) -> int:
+    """It has this terminal and its environment, and is a job like any other. The exit code is the
+    command's, or 128+N if signal N ended it. Ctrl-C while it waits leaves the line."""
+    if pid is not None:
+        return _adopt(pid, command, settle(given))
+    if not command or command == ["--"]:
+        raise Usage("nothing to run: give a command", "see `carma run --help`")
+    return _run(given, command)
 
 
-def shell(args: list[str]) -> int:
-    return _run("shell", args)
+@takes(SUBMIT, without=ELSEWHERE)
+def shell(**given: Any) -> int:
+    """It has this terminal and its environment, and is a job like any other. The exit code is the
+    shell's. Ctrl-C while it waits leaves the line."""
+    given["name"] = given["name"] or "shell"
+    return _run(given, ["--", os.environ.get("SHELL") or "/bin/sh", "-i"])
 
 
-def _run(verb: str, args: list[str]) -> int:
-    try:
-        options, body = _read(verb, args)
-        tell_ignored(options)
-        if not (options.quiet or is_in_slurm()):
-            warn_of_choice(options)
-        settle_messages(options, body)
-        return run_job(body, quiet=options.quiet)
-    except CarmaError as error:
-        return report(error, as_json=False)
-
-
-def parser_of(verb: str) -> Parser:
-    """That of `carma submit`, without what makes no sense at a terminal."""
-    parser = build_parser()
-    parser.prog = f"carma {verb}"
-    command = " [--] COMMAND [ARG…]" if verb == "run" else ""
-    parser.usage = f"carma {verb} [OPTION…]{command}"
-    parser.description = (
-        f"Wait for GPUs, then {'run a command' if verb == 'run' else 'start a shell'} here, in this"
-        " terminal and with its environment, as a job like any other."
-    )
-    parser.epilog = "The exit code is the command's. Ctrl-C while waiting leaves the line."
-    for action in parser._actions:
-        if action.dest in ELSEWHERE:
-            action.help = "==SUPPRESS=="
-        elif action.dest == "requeue":
-            action.help = "let CARMA run it again, away from a terminal (default)"
-    return parser
-
-
-def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
-    parser = parser_of(verb)
-    words, command, _ = parser.split(args)
-    given = parser.parse_args(words)
-    for name, why in ELSEWHERE.items():
-        if getattr(given, name) != parser.get_default(name):
-            flag = next(a.option_strings[-1] for a in parser._actions if a.dest == name)
-            raise Usage(f"{flag} is not for `carma {verb}`", why)
-    if given.requeue and not is_repeatable():
+def _run(given: dict[str, Any], command: list[str]) -> int:
+    if given["requeue"] and not is_repeatable():
         raise Usage("--requeue is not for a terminal", "there, only you can start it again")
-    if verb == "shell":
-        if command:
-            raise Usage("carma shell takes no command", "use `carma run`")
-        args = [*words, "--", os.environ.get("SHELL") or "/bin/sh", "-i"]
-    elif not command:
-        raise Usage("nothing to run: give a command", HELP_HINT.replace("submit", verb))
-    options, body = read(args, parser)
+    options, body = complete(Namespace(**given), command)
     body.pop("script", None)  # nothing waits in between that could change it
     if body["array"]:
         raise Usage("the script asks for an array or a sweep", "use carma submit")
-    if options.name is None and verb == "shell":
-        body["name"] = "shell"
-    return options, body | {"stdout": None, "stderr": None, "interactive": True}
+    tell_ignored(options)
+    if not (options.quiet or is_in_slurm()):
+        warn_of_choice(options)
+    settle_messages(options, body)
+    return run_job(
+        body | {"stdout": None, "stderr": None, "interactive": True}, quiet=bool(options.quiet)
+    )
+
+
+def _adopt(pid: int, command: list[str] | None, given: dict[str, Any]) -> int:
+    others = [name for name, value in given.items() if value is not None and name not in ADOPTED]
+    if command or others:
+        what = "a command" if command else JOB[others[0]].flag
+        raise Usage(f"--pid does not go with {what}", "only --name, --gpu-mem and --time do")
+    job = client.post("/v1/adopt", {"pid": pid, **{name: given[name] for name in ADOPTED}})
+    gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
+    print(f"Process {pid} is now job {job['label']}, on GPU {gpus}")
+    return 0

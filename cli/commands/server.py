@@ -8,19 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from carmad import paths
 from carmad.paths import python
 from cli import client, output
-from cli.options import add_json
+from cli.app import Json, argument, option
 from cli.problems import Problem, Unreachable
 from cli.text import span
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from cli.plain import Options
 
 START_S = 30.0
 STOP_S = 60.0
@@ -28,41 +23,40 @@ LOOK_S = 0.1
 TAIL_LINES = 15
 
 
-def daemon_start_options(parser: Options) -> None:
-    _add_places(parser)
+Socket = Annotated[
+    Path | None, option("--socket", metavar="PATH", help="path of the daemon's socket")
+]
+Emulated = Annotated[
+    str | None,
+    option("--emulated", metavar="SPEC", help="emulate these GPUs: 3xA100-40GB"),
+]
+StateDir = Annotated[
+    Path | None,
+    option("--state-dir", metavar="PATH", help="directory for the database and job records"),
+]
+Config = Annotated[Path | None, option("--config", metavar="PATH", help="settings file")]
+LogFile = Annotated[Path | None, option("--log-file", metavar="PATH", help="log file")]
 
 
-def daemon_run_options(parser: Options) -> None:
-    _add_places(parser)
-
-
-def _add_places(parser: Options) -> None:
-    """What `start` and `run` pass on to carmad."""
-    parser.add_argument("--emulated", metavar="SPEC", help="emulate these GPUs: 3xA100-40GB")
-    about = "directory for the database and job records"
-    parser.add_argument("--state-dir", metavar="PATH", type=Path, help=about)
-    _add_socket(parser)
-    parser.add_argument("--config", metavar="PATH", type=Path, help="settings file")
-    parser.add_argument("--log-file", metavar="PATH", type=Path, help="log file")
-
-
-def _add_socket(parser: Options) -> None:
-    parser.add_argument("--socket", metavar="PATH", type=Path, help="path of the daemon's socket")
-
-
-def daemon_start(options: Namespace) -> int:
-    where = _listen_at(options.socket or Path(paths.daemon_socket()))
+def daemon_start(
+    emulated: Emulated = None,
+    state_dir: StateDir = None,
+    socket: Socket = None,
+    config: Config = None,
+    log_file: LogFile = None,
+) -> int:
+    where = _listen_at(socket or Path(paths.daemon_socket()))
     if health := _health():
         raise Problem(
             f"carmad is already running at {where}, process {health['pid']}",
             "stop it with `carma daemon stop`",
         )
-    log = options.log_file or Path(options.state_dir or paths.state_dir()) / "carmad.log"
+    log = log_file or Path(state_dir or paths.state_dir()) / "carmad.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if os.geteuid() == 0 else 0o700)
     with log.open("ab") as out:
         before = out.tell()
         process = subprocess.Popen(
-            _command(options, where, log),
+            _command(where, emulated, state_dir, config, log),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -72,7 +66,7 @@ def daemon_start(options: Namespace) -> int:
     health = _await_health(process, log, before)
     print(_summary(health, where, log))
     _tell_troubles(health)
-    if health.get("troubles") and options.emulated is None:
+    if health.get("troubles") and emulated is None:
         print(
             "hint: on a machine without GPUs: carma daemon stop, then"
             " carma daemon start --emulated 3xA100-40GB",
@@ -81,20 +75,23 @@ def daemon_start(options: Namespace) -> int:
     return 0
 
 
-def daemon_run(options: Namespace) -> NoReturn:
-    words = _command(options, options.socket or Path(paths.daemon_socket()), options.log_file)
+def daemon_run(
+    emulated: Emulated = None,
+    state_dir: StateDir = None,
+    socket: Socket = None,
+    config: Config = None,
+    log_file: LogFile = None,
+) -> NoReturn:
+    where = socket or Path(paths.daemon_socket())
+    words = _command(where, emulated, state_dir, config, log_file)
     sys.stdout.flush()
     os.execv(words[0], words)
 
 
-def daemon_stop_options(parser: Options) -> None:
-    _add_socket(parser)
-
-
-def daemon_stop(options: Namespace) -> int:
+def daemon_stop(socket: Socket = None) -> int:
     import psutil
 
-    where = _listen_at(options.socket)
+    where = _listen_at(socket)
     health = client.get("/v1/health")
     try:
         os.kill(health["pid"], signal.SIGTERM)
@@ -110,15 +107,10 @@ def daemon_stop(options: Namespace) -> int:
     return 0
 
 
-def daemon_status_options(parser: Options) -> None:
-    _add_socket(parser)
-    add_json(parser)
-
-
-def daemon_status(options: Namespace) -> int:
-    where = _listen_at(options.socket)
+def daemon_status(socket: Socket = None, json: Json = False) -> int:
+    where = _listen_at(socket)
     health = client.get("/v1/health")
-    if options.json:
+    if json:
         output.print_json(health)
         return 0
     print(
@@ -129,15 +121,14 @@ def daemon_status(options: Namespace) -> int:
     return 0
 
 
-def daemon_install_options(parser: Options) -> None:
-    about = "install under this directory (default /)"
-    parser.add_argument("--root", metavar="PATH", type=Path, default=Path("/"), help=about)
-
-
-def daemon_install(options: Namespace) -> int:
+def daemon_install(
+    root: Annotated[
+        Path, option("--root", metavar="PATH", help="install under this directory (default /)")
+    ] = Path("/"),
+) -> int:
     from carmad.daemon import service
 
-    for path in service.install(options.root):
+    for path in service.install(root):
         print(path)
     output.note("now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now carmad")
     return 0
@@ -148,16 +139,13 @@ class Denied(Problem):
     code = "forbidden"
 
 
-def daemon_replay_options(parser: Options) -> None:
-    about = "files from STATE/journal"
-    parser.add_argument("segments", metavar="SEGMENT", nargs="+", type=Path, help=about)
-
-
-def daemon_replay(options: Namespace) -> int:
+def daemon_replay(
+    segments: Annotated[list[Path], argument("SEGMENT", "files from STATE/journal")],
+) -> int:
     from carmad.replay import reproduce
 
     differs = False
-    for segment in options.segments:
+    for segment in segments:
         made = reproduce(segment)
         print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
         if first := made.first:
@@ -176,15 +164,18 @@ def _listen_at(socket: Path | None) -> Path:
     return Path(paths.socket_path())
 
 
-def _command(options: Namespace, socket: Path, log_file: Path | None) -> list[str]:
+def _command(
+    socket: Path,
+    emulated: str | None,
+    state_dir: Path | None,
+    config: Path | None,
+    log_file: Path | None,
+) -> list[str]:
     words = [*python("carmad.daemon.main"), "--socket", str(socket)]
-    given = {"state-dir": options.state_dir, "config": options.config, "log-file": log_file}
-    for flag, path in given.items():
+    for flag, path in (("state-dir", state_dir), ("config", config), ("log-file", log_file)):
         if path is not None:
             words += [f"--{flag}", str(path.absolute())]
-    if options.emulated is not None:
-        words += ["--emulated", options.emulated]
-    return words
+    return words if emulated is None else [*words, "--emulated", emulated]
 
 
 def _health() -> Any:

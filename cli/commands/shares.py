@@ -1,36 +1,28 @@
-"""Who has used how much, who may, and what is reserved: `share`, `limit`, `reserve`, `book`."""
+"""Who has used how much, who may, and what is reserved: `share`, `limit`, `reserve`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Any
+from urllib.parse import quote
+
 from carmad.readable import clean
-from cli import client, output
-from cli.options import add_json
-from cli.parse import gpu_count, moment, seconds, whole
+from cli import client, output, parse
+from cli.app import Json, argument, complete_users, option
 from cli.problems import Usage
-from cli.text import NOTHING, Table, columns, heading
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Sequence
-    from typing import Any
-
-    from cli.parser import Parser
+from cli.text import NOTHING, Table, columns, heading, local_time
 
 MOST = 1_000_000_000
+PATH = "/v1/reservations"
 
 
-def share_options(parser: Parser) -> None:
-    add_json(parser)
-
-
-def share(options: Namespace) -> int:
+def share(json: Json = False) -> int:
     """A job without GPUs counts as the part of the GPUs that it has of the CPUs or the host memory.
     HOST: the number of GPUs that the user's running jobs without GPUs count as. Users of the same
     rank go by arrival.
     """
     answer = client.get("/v1/share")
-    if options.json:
+    if json:
         output.print_json(answer)
         return 0
     made = Table(columns("USER~ GROUP~ WEIGHT> GPU-H> GPUS> HOST> WAITING> RANK> URGENT-GPU-H>"))
@@ -46,56 +38,68 @@ def share(options: Namespace) -> int:
     return 0
 
 
-def limit_options(parser: Parser) -> None:
-    from cli.parse import gpu_hours, whole
-
-    natural = whole(0, MOST)
-    parser.add_argument(
-        "subject", nargs="?", metavar="WHO", help="a user, @group, or default: each other user"
-    )
-    parser.add_argument("-G", "--gpus", type=natural, metavar="N", help="GPUs held at once")
-    parser.add_argument(
-        "--gpu-hours",
-        type=gpu_hours,
-        metavar="HOURS/PERIOD",
-        help="GPU-hours used per day, week or month: 100/week",
-    )
-    parser.add_argument("--jobs", type=natural, metavar="N", help="waiting jobs; not of a group")
-    parser.add_argument(
-        "--booking",
-        type=natural,
-        metavar="HOURS",
-        help="GPU-hours that may be booked ahead; without a limit, none (see `carma book`)",
-    )
-    parser.add_argument("--clear", action="store_true", help="remove the limit")
-    add_json(parser)
-
-
-def limit(options: Namespace) -> int:
+def limit(
+    subject: Annotated[
+        str | None,
+        argument(
+            "WHO",
+            "a user, @group, or default: each other user",
+            autocompletion=complete_users,
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        option("-G", "--gpus", metavar="N", min=0, max=MOST, help="GPUs held at once"),
+    ] = None,
+    gpu_hours: Annotated[
+        Any,
+        option(
+            "--gpu-hours",
+            metavar="HOURS/PERIOD",
+            read=parse.gpu_hours,
+            help="GPU-hours used per day, week or month: 100/week",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        option("--jobs", metavar="N", min=0, max=MOST, help="waiting jobs; not of a group"),
+    ] = None,
+    booking: Annotated[
+        int | None,
+        option(
+            "--booking",
+            metavar="HOURS",
+            min=0,
+            max=MOST,
+            help="GPU-hours that users may reserve for themselves; without a limit, none (see"
+            " `carma reserve --me`)",
+        ),
+    ] = None,
+    clear: Annotated[bool, option("--clear", help="remove the limit")] = False,
+    json: Json = False,
+) -> int:
     """The users of a group share its limit. What is not given stays as it was."""
-    hours, per = options.gpu_hours or (None, None)
+    hours, per = gpu_hours or (None, None)
     given = {
-        "gpus": options.gpus,
+        "gpus": gpus,
         "gpu_hours": hours,
         "per": per,
-        "jobs": options.jobs,
-        "booking": options.booking,
+        "jobs": jobs,
+        "booking": booking,
     }
     body = {name: value for name, value in given.items() if value is not None}
-    if body and options.clear:
+    if body and clear:
         raise Usage("--clear takes no other option", "it removes the whole limit")
-    if not options.subject:
-        if body or options.clear:
+    if not subject:
+        if body or clear:
             raise Usage("whose limit?", "carma limit USER, @GROUP or default")
         answer = client.get("/v1/limits")
-    elif body or options.clear:
-        words = body | {"subject": options.subject} | ({"clear": True} if options.clear else {})
+    elif body or clear:
+        words = body | {"subject": subject} | ({"clear": True} if clear else {})
         answer = client.post("/v1/limits", words)
     else:
-        from urllib.parse import quote
-
-        answer = client.get(f"/v1/limits/{quote(options.subject, safe='')}")
-    if options.json:
+        answer = client.get(f"/v1/limits/{quote(subject, safe='')}")
+    if json:
         output.print_json(answer)
         return 0
     output.show([_table(answer.get("limits") or [answer["limit"]])])
@@ -112,8 +116,6 @@ def _table(limits: Sequence[dict[str, Any]]) -> Table:
 
 
 def _limit(limit: dict[str, Any]) -> tuple[str, ...]:
-    from cli.text import local_time
-
     gpus, hours, jobs = limit["gpus"], limit["gpu_hours"], limit["jobs"]
     used = limit.get("gpu_hours_used")
     held = "" if limit["subject"] == "default" else limit.get("gpus_held", "")
@@ -139,74 +141,67 @@ def _word(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else clean(value) or NOTHING
 
 
-PATH = "/v1/reservations"
-
-
-def reserve_options(parser: Parser) -> None:
-    parser.add_argument("--gpus", metavar="N", type=gpu_count, help="how many; CARMA chooses which")
-    parser.add_argument(
-        "--users", metavar="USER,…", help="whose jobs may start there; left out: for maintenance"
-    )
-    parser.add_argument("--weekly", action="store_true", help="every week for a year")
-    _slot_options(parser)
-
-
-def reserve(options: Namespace) -> int:
-    """Others' jobs that could not end in time do not start there; running ones are not stopped."""
-    more = {"users": options.users.split(",") if options.users else [], "weekly": options.weekly}
-    return _reserve(options, more, any(more.values()))
-
-
-def book_options(parser: Parser) -> None:
-    parser.add_argument(
-        "gpus", metavar="GPUS", nargs="?", type=gpu_count, help="how many; CARMA chooses which"
-    )
-    _slot_options(parser)
-
-
-def book(options: Namespace) -> int:
-    """Only your jobs start there then, and others' that end before. How much you may book is set by
-    administrators: `carma limit`. Without words, it lists what is booked and reserved.
+def reserve(
+    gpus: Annotated[
+        int | None, option("--gpus", metavar="N", min=0, help="how many; CARMA chooses which")
+    ] = None,
+    on: Annotated[
+        str | None, option("--on", metavar="GPU,...", help="these: indices or UUIDs, or all")
+    ] = None,
+    start: Annotated[
+        str | None,
+        option(
+            "--from",
+            metavar="TIME",
+            read=parse.moment,
+            help="from when: now (the default), now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30",
+        ),
+    ] = None,
+    lasts_s: Annotated[
+        float | None,
+        option("--for", metavar="TIME", read=parse.seconds, help="for how long: 4h, 1-12"),
+    ] = None,
+    me: Annotated[
+        bool,
+        option(
+            "--me",
+            help="for your own jobs, out of the GPU-hours that `carma limit` lets you reserve",
+        ),
+    ] = False,
+    users: Annotated[
+        str | None,
+        option(
+            "--users",
+            metavar="USER,...",
+            help="whose jobs may start there; without it and --me: for maintenance",
+        ),
+    ] = None,
+    weekly: Annotated[bool, option("--weekly", help="every week for a year")] = False,
+    cancel: Annotated[int | None, option("--cancel", metavar="ID", min=1, help="cancel it")] = None,
+    json: Json = False,
+) -> int:
+    """Others' jobs that could not end in time do not start there; running ones are not stopped.
+    Without options, it lists what is reserved.
     """
-    if options.gpus is None and not options.on and options.lasts_s is not None:
-        options.gpus = 1
-    return _reserve(options, {"book": True}, False)
-
-
-def _slot_options(parser: Parser) -> None:
-    parser.add_argument("--on", metavar="GPU,…", help="these: indices or UUIDs, or all")
-    parser.add_argument(
-        "--from",
-        dest="start",
-        metavar="TIME",
-        type=moment,
-        help="from when: now (the default), now+2h, 22:30, 'mon 9:00' or 2026-11-20T22:30",
-    )
-    parser.add_argument(
-        "--for", dest="lasts_s", metavar="TIME", type=seconds, help="for how long: 4h, 1-12"
-    )
-    parser.add_argument("--cancel", metavar="ID", type=whole(1, 10**9), help="cancel it")
-    add_json(parser)
-
-
-def _reserve(options: Namespace, more: dict[str, object], is_new: bool) -> int:
-    """`more`: what else the request says; `is_new`: whether that asks for a reservation."""
-    slot = (options.gpus, options.on, options.start, options.lasts_s)
-    if options.cancel is not None:
-        answer = client.post(f"{PATH}/{options.cancel}/cancel", {})
-        said = f"reservation {options.cancel} is cancelled"
-    elif is_new or any(each is not None for each in slot):
-        answer = client.post(PATH, _wish(options) | more)
+    if me and (users or weekly):
+        raise Usage("--me takes no --users and --weekly", "the reservation is for your jobs, once")
+    if me and gpus is None and not on:
+        gpus = 1
+    if cancel is not None:
+        answer = client.post(f"{PATH}/{cancel}/cancel", {})
+        said = f"reservation {cancel} is cancelled"
+    elif me or users or weekly or any(each is not None for each in (gpus, on, start, lasts_s)):
+        answer = client.post(PATH, _wish(gpus, on, start, lasts_s) | _whose(me, users, weekly))
         said = ""
     else:
         answer = client.get(PATH)
         said = "" if answer["reservations"] else "nothing is reserved"
-    if options.json:
+    if json:
         output.print_json(answer)
         return 0
     if said:
         print(said)
-    for each in answer["reservations"] if options.cancel is None else ():
+    for each in answer["reservations"] if cancel is None else ():
         booked = " (booked)" if each.get("booked") else ""
         print(f"{each['id']}: {each['text']}{booked}")
         for words in each["in_the_way"]:
@@ -217,12 +212,18 @@ def _reserve(options: Namespace, more: dict[str, object], is_new: bool) -> int:
     return 0
 
 
-def _wish(options: Namespace) -> dict[str, object]:
-    if options.lasts_s is None:
+def _wish(
+    gpus: int | None, on: str | None, start: str | None, lasts_s: float | None
+) -> dict[str, object]:
+    if lasts_s is None:
         raise Usage("for how long?", "Add --for 4h; --from is when it begins.")
     return {
-        "gpus": options.gpus,
-        "on": options.on.split(",") if options.on else None,
-        "starts_at": options.start or moment("now"),
-        "lasts_s": options.lasts_s,
+        "gpus": gpus,
+        "on": on.split(",") if on else None,
+        "starts_at": start or parse.moment("now"),
+        "lasts_s": lasts_s,
     }
+
+
+def _whose(me: bool, users: str | None, weekly: bool) -> dict[str, object]:
+    return {"book": True} if me else {"users": users.split(",") if users else [], "weekly": weekly}

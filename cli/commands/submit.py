@@ -1,17 +1,15 @@
-"""`carma submit`: the one verb that a script may call a thousand times.
-
-It imports next to nothing: typer alone takes longer than this whole command may
-(tests/cli/test_cli_submit.py keeps the imports light).
-"""
+"""`carma submit`: makes the request, sends it, and says what stands against the job. It imports
+next to nothing: scripts call it a thousand times."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carmad.errors import CarmaError
 from cli import client
@@ -19,41 +17,51 @@ from cli.client import exit_code, wait_for
 from cli.missing import refuse_missing
 from cli.problems import INTERRUPTED, Refused, note, report
 from cli.submission import (
+    complete,
     is_silent,
-    read,
     settle_messages,
     tell_ignored,
-    wants_json,
     warn_of_choice,
     warn_of_input,
     warn_of_script,
 )
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from argparse import Namespace
     from typing import Any
 
 
-def submit(args: list[str]) -> int:
+def submit(options: Namespace) -> int:
+    """In a job script, #CARMA lines take these options; the command line overrides them. A job
+    script is copied now: later changes to it do not reach the job. Options of sbatch that mean
+    nothing on one server, such as --partition, are ignored. With --wait, the exit code is the
+    job's, or 128+N if signal N killed it. The job inherits the environment and the limits (ulimit)
+    of this shell.
+
+    \b
+    carma submit --gpu-mem 12G --time 2h python train.py
+    carma submit --param lr=1e-3,1e-4 --param seed=0-4 -- python train.py
+    carma submit --after last --notify end,fail job.sh
+    """
+    options, body = complete(options, options.command or ())
+    tell_ignored(options)
+    if not options.quiet:
+        warn_of_script(body)
+        warn_of_choice(options)
+        warn_of_input()
+    settle_messages(options, body)
+    refuse_missing(options, body)
+    if options.dry_run:
+        return _dry_run(body, options)
     try:
-        options, body = read(args)
-        tell_ignored(options)
-        if not options.quiet:
-            warn_of_script(body)
-            warn_of_choice(options)
-            warn_of_input()
-        settle_messages(options, body)
-        refuse_missing(options, body)
-        if options.dry_run:
-            return _dry_run(body, options)
         return _submit(body, options)
-    except CarmaError as error:
-        if isinstance(error, Refused) and error.code == "running":  # as `--unless-running` asks
-            return _tell_running(error, options)
-        return report(error, as_json=wants_json(args))
+    except Refused as refused:
+        if refused.code != "running":  # as `--unless-running` asks
+            raise
+        return _tell_running(refused, options)
 
 
-def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
+def _submit(body: dict[str, Any], options: Namespace) -> int:
     answer = client.post("/v1/jobs", body)
     label = answer["label"]
     if not options.quiet:
@@ -82,7 +90,7 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     return _wait([str(job) for job in answer["ids"]], label, tells=not silent and not typed)
 
 
-def _tell_running(refused: Refused, options: argparse.Namespace) -> int:
+def _tell_running(refused: Refused, options: Namespace) -> int:
     """Nothing is wrong: cron is not to mail anybody."""
     if options.json:
         report(refused, as_json=True)
@@ -95,7 +103,7 @@ def _tell_next(first: str) -> None:
     """Where the log goes, and what to type next. `first`: the job, or an array's first task."""
     with contextlib.suppress(CarmaError):
         job = client.get(f"/v1/jobs/{first}")
-        log = job["stdout"].removeprefix(f"{os.getcwd()}/")  # noqa: PTH109
+        log = job["stdout"].removeprefix(f"{Path.cwd()}/")
         its = "the first task's" if "_" in job["label"] else "its"
         note(f"{its} log is {log}; follow it: carma logs -f; why it waits: carma why")
 
@@ -135,7 +143,7 @@ def _wait(jobs: list[str], label: str, tells: bool) -> int:
     return next((code for code in codes if code), 0)
 
 
-def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
+def _dry_run(body: dict[str, Any], options: Namespace) -> int:
     answer = client.post("/v1/jobs", {**body, "dry_run": True})
     if not options.quiet:
         _warn(answer)

@@ -1,25 +1,20 @@
-"""commands.md: every command of `carma`, from its summary and its parser."""
+"""commands.md: every command of `carma`, from the typer application."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from cli.commands import estimate
-from cli.submission import build_parser
-from cli.verbs import ITSELF, Group, Verb, sections
+from cli import app, verbs
+from cli.verbs import Command
 from docs.pages.text import cell, one_line
 
 
-def commands() -> list[tuple[str, Verb]]:
-    """Every command of `carma`, those of its groups too, each with the title of its section."""
-    return [
-        (section, verb)
-        for section, verbs in sections().items()
-        for each in verbs
-        for verb in (each.verbs if isinstance(each, Group) else (each,))
-    ]
+def commands() -> list[tuple[str, Command]]:
+    """Every command of `carma`, those of its groups too, each with the title of its panel."""
+    return [(each.panel, verb) for each in verbs.every() for verb in each.below or (each,)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +27,12 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a page says of a command after its first line. Texts may have links and code."""
+    """What a page says of a command. Texts may have links and code. `groups`: with their titles, if
+    they have any."""
 
-    usage: tuple[str, ...] = ()
-    before: str = ""
-    groups: tuple[tuple[str, tuple[Word, ...]], ...] = ()  # with their titles, if they have any
-    after: str = ""
+    usage: str
+    about: tuple[str, ...]  # paragraphs
+    groups: tuple[tuple[str, tuple[Word, ...]], ...]
 
 
 EXIT_CODES = {
@@ -58,7 +53,11 @@ ABOUT = (
     " you run one, or at `/run/carma/carmad.sock`. `--color auto|always|never` goes before the"
     " verb; `NO_COLOR` is honoured. Data goes to standard output, notes and errors to standard"
     " error. Lines are cut to the terminal's width only if the output is a terminal."
+    " `carma --help-all` lists all verbs, and `carma submit --help-all` all options of one;"
+    " `carma --install-completion` sets completion up for your shell."
 )
+OF_SUBMIT = "It also takes the [options of `carma submit`](#carma-submit){}."
+JOBS_OPTIONS = ("run", "shell", "estimate")
 
 
 def page() -> str:
@@ -66,37 +65,48 @@ def page() -> str:
     out = ["# Commands", "", ABOUT, "", "| Exit code | Meaning |", "|---|---|", *codes]
     out += ["", OTHER_CODES]
     last = ""
-    for section, one in commands():
-        if section != last:
-            last = section
+    for panel, one in commands():
+        if panel != last:
+            last = panel
             out += ["", f"## {last}"]
-        out += ["", f"### `carma {one.name}`", ""]
-        if one.aliases:
-            out += ["Also: " + ", ".join(f"`carma {alias}`" for alias in one.aliases) + ".", ""]
-        out += [one_line(one.about()), ""]
-        out += _written(describe(one))
+        what = describe(one)
+        out += ["", f"### `carma {one.name}`", "", "```", what.usage, "```"]
+        for text in what.about:
+            lines = text.removeprefix("\b").strip().splitlines()
+            out += ["", *(("```", *lines, "```") if text.startswith("\b") else lines)]
+        for title, words in what.groups:
+            out += ["", f"**{title}**"] if title else []
+            out += ["", "| Word | Meaning |", "|---|---|", *map(_row, words)]
     return "\n".join(out)
 
 
-def describe(one: Verb) -> Described:
-    if one.name == "submit":
-        return _submit()
-    if one.name == "estimate":
-        return _estimate()
-    if one.reads == ITSELF:
-        return Described(after=ITSELF_WORDS[one.name])
-    return Described(groups=(("", of_parser(one.parser()._actions)),))
+def describe(one: Command) -> Described:
+    command = app.load(one)
+    with command.make_context(f"carma {one.name}", [], resilient_parsing=True) as context:
+        usage = command.get_usage(context).removeprefix("Usage: ")
+    groups: dict[str, list[Word]] = {}
+    for param in command.params:
+        title = param.rich_help_panel or ""
+        if title != app.REFUSED and param.name != "everything":
+            shared = one.name in JOBS_OPTIONS and title
+            if not shared:
+                groups.setdefault(title, []).append(_word(param, context))
+    about = [one_line(text) if text[:1] != "\b" else text for text in command.help.split("\n\n")]
+    if one.name in JOBS_OPTIONS:
+        but = "" if one.name == "estimate" else ", but those that a terminal has no use for"
+        about.append(OF_SUBMIT.format(but))
+    found = tuple((title, tuple(words)) for title, words in groups.items())
+    return Described(usage, tuple(about), found)
 
 
-def _written(what: Described) -> list[str]:
-    parts = [["```", *what.usage, "```"]] if what.usage else []
-    parts += [[what.before]] if what.before else []
-    for title, words in what.groups:
-        parts += [[f"**{title}**"]] if title else []
-        parts += [["| Word | Meaning |", "|---|---|", *map(_row, words)]]
-    parts += [[what.after]] if what.after else []
-    lines = [line for part in parts for line in (*part, "")]
-    return lines[:-1]
+def _word(param: Any, context: Any) -> Word:
+    said = param.help or ""
+    if param.param_type_name == "argument":
+        more = "…" if param.nargs != 1 else ""
+        return Word((f"{param.metavar}{more}",), said)
+    value = "" if param.is_flag else f" {param.display_type_rich(context)}"
+    flags = [*param.opts, *param.secondary_opts]
+    return Word(tuple(f"{flag}{value}" for flag in flags), said)
 
 
 def _row(word: Word) -> str:
@@ -104,54 +114,11 @@ def _row(word: Word) -> str:
     return f"| {names} | {cell(word.said)} |"
 
 
-ITSELF_WORDS = {
-    "run": "Takes the options of [`carma submit`](#carma-submit), except those that say where"
-    " output goes or make an array; then the command. It exits with the command's exit code, or"
-    " 128+N if signal N ended it. Ctrl-C while it waits leaves the line.",
-    "shell": "Takes the same options as [`carma run`](#carma-run), and no command.",
-    "attach": "`carma attach JOB`.",
-    "exec": "`carma exec JOB [--] COMMAND [ARG…]`. It exits with the command's exit code.",
-    "demo": "`carma demo [FILE] [--jobs N] [--gpus SPEC]`: the jobs of a CSV file, or of any"
-    " [trace](../guides/simulate.md) such as `slurm:PATH`, the first 20 or N of them, on emulated"
-    " GPUs such as `4xH100`. `carma demo suspend` shows jobs that make room.",
-}
-IGNORED = "ignored: it is for scripts that were written for Slurm"
-
-
-def _submit() -> Described:
-    parser = build_parser()
-    groups = tuple(
-        (str(group.title).capitalize(), of_parser(group._group_actions))
-        for group in parser._action_groups
-        if group._group_actions
-    )
-    return Described(_usage(parser), groups=groups, after=one_line(parser.epilog or ""))
-
-
-def _estimate() -> Described:
-    parser = estimate.build_parser()
-    own = of_parser(parser._action_groups[-1]._group_actions)
-    also = "It takes the options of [`carma submit`](#carma-submit), and also:"
-    return Described(_usage(parser), also, (("", own),), one_line(parser.epilog or ""))
-
-
-def _usage(parser: argparse.ArgumentParser) -> tuple[str, ...]:
-    return tuple(line.strip() for line in str(parser.usage).splitlines())
-
-
 def of_parser(actions: Iterable[argparse.Action]) -> tuple[Word, ...]:
     """Each option and argument that argparse reads."""
     found = []
     for action in actions:
-        value = f" {_metavar(action)}" if _metavar(action) and action.nargs != 0 else ""
+        value = f" {action.metavar}" if action.metavar and action.nargs != 0 else ""
         names = tuple(f"{option}{value}" for option in action.option_strings) or (value.strip(),)
-        said = IGNORED if action.help == argparse.SUPPRESS else action.help or ""
-        found.append(Word(names, said.replace("%%", "%")))
+        found.append(Word(names, (action.help or "").replace("%%", "%")))
     return tuple(found)
-
-
-def _metavar(action: argparse.Action) -> str:
-    more = "…" if action.nargs == "+" else ""
-    if action.choices is not None and action.metavar is None:
-        return "|".join(action.choices)
-    return f"{action.metavar or ''}{more}"

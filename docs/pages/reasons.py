@@ -18,7 +18,7 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("gpus_unread", detail="the NVIDIA driver is not loaded"),
         "It starts by itself once the driver works; `carma doctor` and `nvidia-smi` say more.",
     ),
-    "drained": (Reason("drained", detail="fan swap"), "`carma undrain GPU` (administrators)."),
+    "drained": (Reason("drained", detail="fan swap"), "`carma drain --undo GPU` (administrators)."),
     "reservation": (
         Reason("reservation", 1_793_000_000, detail="ada"),
         "Wait until then, or use other GPUs; `carma reserve` lists all reservations.",

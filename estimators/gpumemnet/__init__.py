@@ -45,7 +45,7 @@ def answer(
         return Refusal(f"taken for {found}: {why}", SOURCE)
     assert seen is not None
     if find_spec("numpy") is None:
-        return Refusal("CARMA's Python has no numpy: carma extras install estimators", SOURCE)
+        return Refusal("CARMA's Python has no numpy, of the optional part estimators", SOURCE)
     from estimators.gpumemnet import network
 
     each = network.load(folder / f"{found}.npz").probabilities(seen)

@@ -14,7 +14,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from carma_agents.limits import Limits, as_jobs
-from carma_agents.reading import Words, helpful, label_of, request
+from carma_agents.reading import Words, label_of, parse, request
 from carma_agents.shapes import AgentEstimateOut, figures, largest, uses
 from carmad.api.actions import ResultOut, ResultsOut
 from carmad.api.guesses import EstimatesOut
@@ -117,7 +117,7 @@ class Changes:
         return select
 
     def _trial(self, words: Words) -> Request:
-        options, body = estimation.read(words, helpful(words))
+        options, body = estimation.complete(*parse(words))
         self._limits.check_request(body)
         return Request(words, options, body)
 

@@ -4,47 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from pathlib import Path
+from typing import Annotated, Any
 
+from cli.app import option
+from cli.parse import exact
 from cli.problems import Problem
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from cli.parser import Parser
-
 VERBS = ("estimate", "submit", "cancel", "hold", "release", "requeue")
-
-
-def mcp_options(parser: Parser) -> None:
-    add = parser.add_argument
-    for name, does in (
-        ("--allow", f"let the agent do this, too: {', '.join(VERBS)}"),
-        ("--ask", "the same, but the program that the agent runs in asks you each time"),
-    ):
-        add(
-            name,
-            action="append",
-            choices=VERBS,
-            default=[],
-            metavar="VERB",
-            help=f"{does}; may be repeated",
-        )
-    add(
-        "--folder",
-        action="append",
-        type=_folder,
-        default=[],
-        metavar="DIR",
-        help="let the agent submit and change only jobs whose working directory is below this one;"
-        " may be repeated",
-    )
-    add(
-        "--max-gpu-hours",
-        type=_hours,
-        metavar="HOURS",
-        help="what the agent lets run may take so many GPU-hours in all, by the jobs' time limits",
-    )
 
 
 def _folder(text: str) -> Path:
@@ -64,7 +30,47 @@ def _hours(text: str) -> float:
     return hours
 
 
-def mcp(options: Namespace) -> int:
+def mcp(
+    allow: Annotated[
+        list[Any] | None,
+        option(
+            "--allow",
+            metavar="VERB",
+            read=exact(*VERBS),
+            help=f"let the agent do this, too: {', '.join(VERBS)}; may be repeated",
+        ),
+    ] = None,
+    ask: Annotated[
+        list[Any] | None,
+        option(
+            "--ask",
+            metavar="VERB",
+            read=exact(*VERBS),
+            help="the same, but the program that the agent runs in asks you each time; may be"
+            " repeated",
+        ),
+    ] = None,
+    folder: Annotated[
+        list[Any] | None,
+        option(
+            "--folder",
+            metavar="DIR",
+            read=_folder,
+            help="let the agent submit and change only jobs whose working directory is below this"
+            " one; may be repeated",
+        ),
+    ] = None,
+    max_gpu_hours: Annotated[
+        float | None,
+        option(
+            "--max-gpu-hours",
+            metavar="HOURS",
+            read=_hours,
+            help="what the agent lets run may take so many GPU-hours in all, by the jobs' time"
+            " limits",
+        ),
+    ] = None,
+) -> int:
     """It speaks on stdin and stdout: the agent's program starts it. The agent sees what you may
     see, and changes nothing unless you allow it.
     """
@@ -79,6 +85,6 @@ def mcp(options: Namespace) -> int:
         raise Problem(
             "the package mcp is not installed", f"install it: {how_to_add('mcp')}"
         ) from None
-    limits = Limits(options.folder, options.max_gpu_hours)
-    server(options.allow, options.ask, limits).run("stdio")
+    limits = Limits(folder or [], max_gpu_hours)
+    server(allow or [], ask or [], limits).run("stdio")
     return 0

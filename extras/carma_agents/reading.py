@@ -27,8 +27,10 @@ from carmad.api.job import JobOut
 from carmad.api.outlook import StartsOut
 from carmad.api.server import StatsOut
 from cli import client
-from cli.parser import Parser
-from cli.submission import build_parser, read
+from cli.app import help_of
+from cli.hot import AsksForHelp
+from cli.hot import read as read_words
+from cli.submission import build_parser, complete
 
 MOST = 30_000  # characters of an answer: an agent has little room for it
 MOST_OF_STATUS = 2_000  # which is asked for often
@@ -144,16 +146,16 @@ def label_of(job: str | int) -> str:
     return client.resolve(str(job))
 
 
+def parse(words: list[str]) -> tuple[Namespace, list[str]]:
+    """The options and the command that follow `carma submit`. Raises ToolError with the help if
+    they ask for it."""
+    try:
+        given = read_words(build_parser(), words)
+    except AsksForHelp:
+        raise ToolError(help_of("submit")) from None
+    return given, given.command
+
+
 def request(words: list[str]) -> tuple[Namespace, dict[str, Any]]:
-    """The options and the request that the words of `carma submit` make. Raises ToolError with
-    the help if they ask for it."""
-    return read(words, helpful(words))
-
-
-def helpful(words: list[str]) -> Parser:
-    """The parser of `carma submit`, unless the words ask it for help: printing that would end the
-    session."""
-    parser = build_parser()
-    if parser.asks_for_help(parser.split(words)[0]):
-        raise ToolError(parser.format_help())
-    return parser
+    """The options and the request that the words of `carma submit` make."""
+    return complete(*parse(words))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cli.verbs import Verb
+from cli.verbs import Command
 
-MCP = Verb(
+MCP = Command(
     "mcp",
     "carma_agents.command",
     "Let an agent look at the queue, its GPUs and your jobs, by the Model Context Protocol.",

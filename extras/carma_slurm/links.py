@@ -5,29 +5,27 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from shutil import which
+from typing import Annotated
 
 from carma_slurm import WORDS
+from cli.app import option
 from cli.problems import Problem
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from cli.parser import Parser
-
-
-def slurm_commands_install_options(parser: Parser) -> None:
-    about = "the folder for the links, which has to be on PATH (default: where carma is)"
-    parser.add_argument("--to", metavar="DIR", help=about)
+To = Annotated[
+    str | None,
+    option(
+        "--to",
+        metavar="DIR",
+        help="the folder for the links, which has to be on PATH (default: where carma is)",
+    ),
+]
 
 
-slurm_commands_remove_options = slurm_commands_install_options
-
-
-def slurm_commands_install(options: Namespace) -> int:
+def slurm_commands_install(to: To = None) -> int:
     """Makes links to carma with the names sbatch, squeue, scancel, sacct, scontrol, sinfo, srun and
     salloc. Where Slurm's own commands are on PATH, nothing is done."""
-    folder, program = _folder(options.to), _program()
+    folder, program = _folder(to), _program()
     for word in WORDS:
         if found := _find_slurm(word, folder):
             raise Problem(
@@ -55,9 +53,9 @@ def slurm_commands_install(options: Namespace) -> int:
     return 0
 
 
-def slurm_commands_remove(options: Namespace) -> int:
+def slurm_commands_remove(to: To = None) -> int:
     """Removes the links that `carma slurm-commands install` has made, and nothing else."""
-    folder = _folder(options.to)
+    folder = _folder(to)
     removed = [word for word in WORDS if _is_ours(folder / word)]
     for word in removed:
         try:
@@ -70,8 +68,6 @@ def slurm_commands_remove(options: Namespace) -> int:
 
 def _program() -> Path:
     """`carma` itself, as it was called."""
-    from shutil import which
-
     called = sys.argv[0]
     path = Path(called if "/" in called else which(called) or called).absolute()
     if path.name != "carma" or not path.exists():

@@ -3,10 +3,11 @@ Imports stay light."""
 
 from __future__ import annotations
 
-from cli.checks import Checks
-from cli.verbs import Group, Verb, Word
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
+from cli.checks import Checks
+from cli.verbs import ADMINISTRATION, Command, Word
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,18 +24,19 @@ SINFO = Word("sinfo", _RUN)
 SRUN = Word("srun", _RUN)
 SALLOC = Word("salloc", _RUN)
 
-SLURM_COMMANDS = Group(
+SLURM_COMMANDS = Command(
     "slurm-commands",
+    "carma_slurm.links",
     "Put sbatch, squeue and others on PATH, done by CARMA, or remove them.",
+    ADMINISTRATION,
     (
-        Verb(
+        Command(
             "slurm-commands install",
             "carma_slurm.links",
             "Put Slurm's commands on PATH, as links to carma.",
         ),
-        Verb("slurm-commands remove", "carma_slurm.links", "Remove these links."),
+        Command("slurm-commands remove", "carma_slurm.links", "Remove these links."),
     ),
-    section="Administration",
 )
 
 

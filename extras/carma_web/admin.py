@@ -1,6 +1,6 @@
 """For administrators: drains, processes outside of the queue, settings, the doctor; and what
 another policy would have done with the last days: one simulation at a time, in a child at the
-lowest priority, by `carma what-if`."""
+lowest priority, by `carma simulate --what-if`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Simulation:
         self.days = days
         self.said: dict[str, Any] = {"share": 0}
         self._cancelled = False
-        words = [*python("cli.main"), "what-if", str(days), *policies]
+        chosen = [f"--policy={policy}" for policy in policies]
+        words = [*python("cli.main"), "simulate", f"--what-if={days}", *chosen]
         self._child = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

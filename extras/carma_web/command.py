@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import stat
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from cli import client, parse
+from cli import client
+from cli.app import option
 from cli.problems import Problem, Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     import socket
-    from argparse import Namespace
-
-    from cli.parser import Parser
 
 PORT = 9431
 TRIED = 20  # ports after it: other users of the server have pages, too
@@ -23,28 +25,33 @@ MOST_READ = 200
 NEW = "a new one is made"
 
 
-def web_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--port",
-        type=parse.whole(0, 65_535),
-        metavar="PORT",
-        help=f"the port on 127.0.0.1 (default: the first free one from {PORT} on; 0: any)",
-    )
-    parser.add_argument(
-        "--read-only", action="store_true", help="for a screen in the lab: it only shows"
-    )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="with --read-only: keep the token there, so that the link stays the same",
-    )
-
-
-def web(options: Namespace) -> int:
+def web(
+    port: Annotated[
+        int | None,
+        option(
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65_535,
+            help=f"the port on 127.0.0.1 (default: the first free one from {PORT} on; 0: any)",
+        ),
+    ] = None,
+    read_only: Annotated[
+        bool, option("--read-only", help="for a screen in the lab: it only shows")
+    ] = False,
+    token_file: Annotated[
+        str | None,
+        option(
+            "--token-file",
+            metavar="FILE",
+            help="with --read-only: keep the token there, so that the link stays the same",
+        ),
+    ] = None,
+) -> int:
     """It prints a link with a token that lets in whoever has it, as you: keep it to yourself.
     Ctrl-C ends it.
     """
-    if options.token_file and not options.read_only:
+    if token_file and not read_only:
         raise Usage(
             "--token-file goes with --read-only",
             "who takes the port while the page is down is shown the token: it must allow little",
@@ -55,14 +62,14 @@ def web(options: Namespace) -> int:
     from carma_web.app import base_of, serve
     from carma_web.page import warm_up
 
-    token = _token(options.token_file) if options.token_file else _new()
-    listening = _bind(options.port)
-    port = listening.getsockname()[1]
-    print(f"http://{HOST}:{port}{base_of(token)}/?token={token}", flush=True)
+    token = _token(token_file) if token_file else _new()
+    listening = _bind(port)
+    at = listening.getsockname()[1]
+    print(f"http://{HOST}:{at}{base_of(token)}/?token={token}", flush=True)
     if sys.stdout.isatty():
-        print(f"from your own computer, first: ssh -L {port}:{HOST}:{port} {os.uname().nodename}")
+        print(f"from your own computer, first: ssh -L {at}:{HOST}:{at} {os.uname().nodename}")
     Thread(target=warm_up, name="templates", daemon=True).start()
-    serve(token, options.read_only, listening)
+    serve(token, read_only, listening)
     return 0
 
 
@@ -86,8 +93,6 @@ def _bind(port: int | None) -> socket.socket:
 
 
 def _new() -> str:
-    import secrets
-
     return secrets.token_urlsafe(24)
 
 
@@ -105,15 +110,12 @@ def _token(path: str) -> str:
         with os.fdopen(made, "w", encoding="ascii") as file:
             file.write(token + "\n")
     except OSError as error:
-        os.unlink(path)  # noqa: PTH108 - light
+        Path(path).unlink()
         raise Problem(f"cannot write {path}: {error.strerror}", "name another file") from None
     return token
 
 
 def _read_token(path: str) -> str:
-    import re
-    import stat
-
     try:  # without waiting for whoever may write to a FIFO
         there = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:

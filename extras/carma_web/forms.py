@@ -24,9 +24,9 @@ from starlette.responses import Response
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 from carmad.options import AUTO_MIB, HINTS, OPTIONS, RESOURCES, RUN, START, Option
 from carmad.paths import python
+from cli.options import FORMS
 from cli.problems import Problem, Refused, Unknown, Usage
 from cli.render import option as shown
-from cli.submission import build_parser
 from cli.text import clock
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ LABELS = {
     "no_copy": "Run the script in place",
     "stage_times": "Stage times",
 }
-BESIDE = {"param": START, "no_copy": RUN}  # that only the command line knows
+BESIDE = ("param", "no_copy")  # that only the command line knows
 ONCE = ("after", "array", "begin_at", "deadline_at", "held")  # were about that submission
 SWITCHES = {"yes": "", "no": "no-"}
 TITLES = {
@@ -97,17 +97,8 @@ def _label(name: str, words: str) -> str:
 def _all() -> Iterator[tuple[str, Field]]:
     for option in OPTIONS.values():
         yield option.section, _of_option(option)
-    for action in build_parser()._actions:
-        if section := BESIDE.get(action.dest):
-            help = (action.help or "").replace("%%", "%")
-            kind = "switch" if action.nargs == 0 else "lines"
-            label = _label(action.dest, action.option_strings[0])
-            yield (
-                section,
-                Field(
-                    action.dest, label, action.option_strings, help, kind, str(action.metavar or "")
-                ),
-            )
+    for name in BESIDE:
+        yield FORMS[name].section, _of_option(FORMS[name])
 
 
 def first() -> list[Field]:

@@ -41,7 +41,9 @@ class Report(Page):
 
     @property
     def command(self) -> str:
-        return "carma report " + ("--since 7d" if self.period == SEVEN_DAYS else self.period)
+        return "carma stats --report " + (
+            "week --since 7d" if self.period == SEVEN_DAYS else self.period
+        )
 
     @once
     def answer(self) -> ReportOut:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cli.verbs import Verb
+from cli.verbs import MONITORING, Command
 
-WEB = Verb(
+WEB = Command(
     "web",
     "carma_web.command",
     "Serve a page of the server: its GPUs, the queue, and your jobs, live.",
-    section="Monitoring",
+    MONITORING,
 )

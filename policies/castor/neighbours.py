@@ -56,7 +56,7 @@ def unknown(job: Job) -> str:
 
 
 def steps(job: Job) -> StepModel:
-    """The step model from reports by runs of the job (`carma report-step`). Without reports, a step
+    """The step model from reports by runs of the job (`carma report --step`). Without any, a step
     counts as one second: only the ratio of durations matters."""
     return StepModel.fit(job.steps, batch(job)) or StepModel.assume(1.0, batch(job))
 

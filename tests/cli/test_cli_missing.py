@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cli.commands.submit import submit
+from cli.hot import run as run_hot
 from tests.fake_daemon import FakeDaemon
+
+submit = partial(run_hot, "submit")
 
 
 @pytest.fixture

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 
 from cli.commands import submit as preflight
-from cli.commands.submit import submit
+from cli.hot import run as run_hot
 from cli.problems import INTERRUPTED
 from tests.daemon import CARMA
 from tests.fake_daemon import FakeDaemon, waiting
 from tests.terminal import Terminal
 from tests.waiting import until
+
+submit = partial(run_hot, "submit")
 
 CRASH = "at train.py:5: RuntimeError: a and b must have same reduction dim"
 NEXT = (  # what comes after a submission at a terminal

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.spec import ArrayTask, JobSpec
 from carmad.estimates.asking import _alike
-from cli.commands.submit import submit
+from cli.hot import run as run_hot
 from cli.main import run
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
 from tests.fake_daemon import FakeDaemon
+
+submit = partial(run_hot, "submit")
 
 
 def swept(fake: FakeDaemon, *words: str) -> list[tuple[str, ...]]:
@@ -151,7 +154,7 @@ def test_a_sweep_and_its_results(daemon: Carmad) -> None:
         "import os, subprocess, sys\n"
         "assert sys.argv[1:] == ['--lr', os.environ['CARMA_PARAM_LR']], sys.argv\n"
         "lr, seed = float(sys.argv[2]), int(os.environ['CARMA_PARAM_SEED'])\n"
-        f"told = [{CARMA[0]!r}, 'report-metric', f'acc={{lr + seed}}']\n"
+        f"told = [{CARMA[0]!r}, 'report', f'acc={{lr + seed}}']\n"
         "if lr < 2: subprocess.run(told + ['loss=7'], check=True)\n"
         "if lr < 2: subprocess.run(told, check=True)\n"
     )
@@ -204,11 +207,11 @@ def test_metrics_are_bounded_and_numbers(daemon: Carmad) -> None:
     assert (status, "more than 32 metrics" in out["error"]) == (409, True)
     for wrong in ({}, {"a b": 1}, {"a": "1"}, {"a": None}):
         assert daemon.call("POST", path, {"metrics": wrong})[0] == 422
-    said = daemon.carma("report-metric", "--job", str(id), "loss=nan", rc=2)
+    said = daemon.carma("report", "--job", str(id), "loss=nan", rc=2)
     assert "such as acc=0.91" in said
     daemon.cancel(id)
     daemon.ended(id)
-    assert "is not running" in daemon.carma("report-metric", "--job", str(id), "m0=1", rc=None)
+    assert "is not running" in daemon.carma("report", "--job", str(id), "m0=1", rc=None)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
-
-import typer
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from carmad import paths, registry
 from carmad.errors import CarmaError
 from carmad.readable import clean, duration
 from cli import output
+from cli.app import argument, option
 from cli.options import check
 from cli.problems import Problem, Usage
 
@@ -43,42 +42,43 @@ TOLD_REJECTED = 3
 STDOUT = Path("-")
 
 
-def _option(*names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, **more)
+def _complete_policies(incomplete: str) -> list[str]:
+    return [name for name in registry.names("policies") if name.startswith(incomplete)]
 
 
 def simulate(
     trace: Annotated[
         str | None,
-        typer.Argument(metavar="TRACE", help="a CSV or Parquet file, KIND:PATH or generate:NAME"),
+        argument("TRACE", "a CSV or Parquet file, KIND:PATH or generate:NAME"),
     ] = None,
     history: Annotated[
-        bool, _option("--history", help="use the jobs that this server ran as the trace")
+        bool, option("--history", help="use the jobs that this server ran as the trace")
     ] = False,
     since: Annotated[
         str | None,
-        _option(
+        option(
             "-S", "--since", metavar="TIME", help="with --history: only jobs since 7d or 12h ago"
         ),
     ] = None,
     until: Annotated[
-        str | None, _option("-E", "--until", metavar="TIME", help="with --history: up to this time")
+        str | None, option("-E", "--until", metavar="TIME", help="with --history: up to this time")
     ] = None,
     user: Annotated[
-        str | None, _option("-u", "--user", metavar="USER", help="with --history: only their jobs")
+        str | None, option("-u", "--user", metavar="USER", help="with --history: only their jobs")
     ] = None,
     policies: Annotated[
         list[str] | None,
-        _option(
+        option(
             "-p",
             "--policy",
             metavar="NAME",
+            autocompletion=_complete_policies,
             help=f"policy to simulate; repeat, or all, to compare: {', '.join(POLICIES)}",
         ),
     ] = None,
     gpus: Annotated[
         str | None,
-        _option(
+        option(
             "--gpus",
             metavar="SPEC",
             help=f"GPUs: 4xV100-32GB, 250x8xA100-40GB (default {GPUS})",
@@ -86,7 +86,7 @@ def simulate(
     ] = None,
     estimators: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--estimator",
             metavar="NAME",
             help="memory estimator: none, oracle (exact), history, or one that the trace has",
@@ -94,7 +94,7 @@ def simulate(
     ] = None,
     interference: Annotated[
         str | None,
-        _option(
+        option(
             "--interference",
             metavar="NAME",
             help="slowdown of jobs that share a GPU: none, additive, conserving, measured:FILE",
@@ -102,59 +102,76 @@ def simulate(
     ] = None,
     seeds: Annotated[
         list[int] | None,
-        _option("--seed", min=0, metavar="N", help="seed for the errors in estimates"),
+        option("--seed", min=0, metavar="N", help="seed for the errors in estimates"),
     ] = None,
-    mps: Annotated[bool, _option("--mps", help="share GPUs with MPS")] = False,
+    mps: Annotated[bool, option("--mps", help="share GPUs with MPS")] = False,
     as_daemon: Annotated[
         bool,
-        _option(
+        option(
             "--as-daemon", help="queue as the daemon does: backfilling, fair share, looks often"
         ),
     ] = False,
     recovery: Annotated[
         str | None,
-        _option("--recovery", metavar="NAME", help="what to do after an out-of-memory crash"),
+        option("--recovery", metavar="NAME", help="what to do after an out-of-memory crash"),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        _option("--set", metavar="KEY=VALUE", help="change a setting: monitor.window_s=10"),
+        option("--set", metavar="KEY=VALUE", help="change a setting: monitor.window_s=10"),
     ] = None,
     tune: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--tune",
             metavar="KEY=A,B",
             help="try each value of a setting, in all combinations",
         ),
     ] = None,
     config: Annotated[
-        Path | None, _option("--config", help="settings file to use instead of the defaults")
+        Path | None, option("--config", help="settings file to use instead of the defaults")
     ] = None,
     html: Annotated[
-        Path | None, _option("--html", help="write a report with charts to this file")
+        Path | None, option("--html", help="write a report with charts to this file")
     ] = None,
-    csv: Annotated[Path | None, _option("--csv", help="write the metrics, one row per run")] = None,
+    csv: Annotated[Path | None, option("--csv", help="write the metrics, one row per run")] = None,
     csv_jobs: Annotated[
-        Path | None, _option("--csv-jobs", help="write one row per job and run")
+        Path | None, option("--csv-jobs", help="write one row per job and run")
     ] = None,
     json: Annotated[
-        bool, _option("--json", help="print metrics, jobs and attempts as JSON")
+        bool, option("--json", help="print metrics, jobs and attempts as JSON")
     ] = False,
     report: Annotated[
         Path | None,
-        _option("--report", help="of a single run: write what `carma report` says, .md or .html"),
+        option(
+            "--report", help="of a single run: write what `carma stats --report` says, .md or .html"
+        ),
     ] = None,
     export: Annotated[
         Path | None,
-        _option("--export", help="simulate nothing: write the trace, as .csv or .parquet"),
+        option("--export", help="simulate nothing: write the trace, as .csv or .parquet"),
     ] = None,
     jobs: Annotated[
         int | None,
-        _option("--jobs", min=1, metavar="N", help="parallel processes (default: one per CPU)"),
+        option("--jobs", min=1, metavar="N", help="parallel processes (default: one per CPU)"),
     ] = None,
-    no_cache: Annotated[bool, _option("--no-cache", help="do not reuse earlier results")] = False,
+    no_cache: Annotated[bool, option("--no-cache", help="do not reuse earlier results")] = False,
+    what_if: Annotated[
+        int | None,
+        option(
+            "--what-if",
+            min=1,
+            max=10_000,
+            metavar="DAYS",
+            help="for programs, such as the page: of the last days' jobs, under --policy, with a"
+            " line of JSON for each news, until standard input ends",
+        ),
+    ] = None,
 ) -> int:
     os.environ.pop("PYTHONPATH", None)  # it is not for the processes that do the work
+    if what_if is not None:
+        from carma_simulator.commands import what_if as program
+
+        return program.what_if(what_if, policies or [])
     files = html, csv, csv_jobs, report
     _check_files(json, *files)
     base, results = _source(trace, history, user=user, since=since, until=until)

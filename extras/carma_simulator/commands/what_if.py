@@ -1,5 +1,5 @@
-"""`carma what-if`: what other policies would have made of the server's last days, for programs,
-such as the page. It ends with its parent, whose end of its standard input it sees."""
+"""`carma simulate --what-if`: what other policies would have made of the server's last days, for
+programs, such as the page. It ends with its parent, whose end of its standard input it sees."""
 
 from __future__ import annotations
 
@@ -13,25 +13,15 @@ from carmad.errors import CarmaError
 from cli import parse
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from carma_simulator.experiment import Experiment
     from carma_simulator.report.measures import Run
     from carma_simulator.run import Progress
-    from cli.plain import Options
 
 PROCESSES = 1  # jobs need the others
 LOWEST_PRIORITY = 19
 
 
-def what_if_options(parser: Options) -> None:
-    days = parse.whole(1, 10_000)
-    parser.add_argument("days", type=days, metavar="DAYS", help="how many days of past jobs")
-    about = "policies to compare with the one in force"
-    parser.add_argument("policies", nargs="*", metavar="POLICY", help=about)
-
-
-def what_if(options: Namespace) -> int:
+def what_if(days: int, policies: Sequence[str]) -> int:
     """Prints a line of JSON whenever there is something new: `share`, how far it is (0 to 1);
     `runs` and `notes`; the `report`, an HTML page, or a `hint` why there is none; or `error` and
     `hint`. It has the lowest priority, and ends when its standard input is closed.
@@ -39,7 +29,7 @@ def what_if(options: Namespace) -> int:
     os.nice(LOWEST_PRIORITY)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        found, notes = _simulate(options.days, options.policies)
+        found, notes = _simulate(days, policies)
         tell(runs=[_row(run) for run in found], notes=notes)
         tell(**_report(found))
     except CarmaError as error:

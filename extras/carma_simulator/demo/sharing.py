@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich import box
 from rich.columns import Columns
@@ -26,13 +26,12 @@ from carma_simulator import metrics, recorded
 from carma_simulator.demo.jobs import GPUS, demo_trace, in_a_minute, loss, own_jobs
 from carma_simulator.experiment import Outcome, Task
 from carma_simulator.metrics import Figures
-from carma_simulator.verbs import DEMO
 from carmad import paths
 from carmad.paths import python
 from carmad.readable import clean, number
 from carmad.states import ENDED_CODES
-from cli import client, output, parse
-from cli.parser import Parser
+from cli import client, output
+from cli.app import argument, option
 from cli.problems import Problem, Unreachable
 
 SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
@@ -278,47 +277,48 @@ TITLES = {"exclusive": "one job per GPU (exclusive)", "magm": "shared by CARMA (
 Show = Callable[[float], None]  # called with the seconds so far
 
 
-def demo(args: list[str]) -> int:
-    if args[:1] == ["suspend"]:
+def demo(
+    trace: Annotated[
+        str | None,
+        argument(
+            "FILE",
+            "jobs of your own: a CSV file, or any trace of `carma simulate`; suspend: show jobs"
+            " that make room for others",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int,
+        option("--jobs", metavar="N", min=1, max=1000, help="how many (default: the first 20)"),
+    ] = 20,
+    gpus: Annotated[
+        str, option("--gpus", metavar="SPEC", help=f"GPUs to emulate (default: {GPUS})")
+    ] = GPUS,
+) -> int:
+    """The columns of a CSV file: name, submit_s, duration_s and, where known, gpus, user,
+    memory_mib, sm_active, sm_occupancy, dram_active; the guide to `carma simulate` has all.
+    """
+    if trace == "suspend":
         from carma_simulator.demo.suspend import demo_suspend
 
-        return demo_suspend(args[1:])
-    options = demo_parser().parse_args(args)
+        return demo_suspend()
     home = Path(paths.user_state_dir()) / "demo"
     screen = output.console()
-    if options.trace is None:
-        tasks, trace = demo_trace(jobs=options.jobs, compress=1.0), demo_trace(jobs=options.jobs)
+    if trace is None:
+        tasks, played = demo_trace(jobs=jobs, compress=1.0), demo_trace(jobs=jobs)
         what = "training jobs, modelled on the CARMA paper's"
     else:
-        tasks = own_jobs(options.trace, options.jobs, options.gpus)
-        trace, factor = in_a_minute(tasks, options.gpus)
-        what = f"jobs of {clean(options.trace)}, {number(factor)} times as fast"
-    screen.print(f"{len(trace)} {what}, on emulated GPUs: twice at once.\nLogs: {home}\n")
+        tasks = own_jobs(trace, jobs, gpus)
+        played, factor = in_a_minute(tasks, gpus)
+        what = f"jobs of {clean(trace)}, {number(factor)} times as fast"
+    screen.print(f"{len(played)} {what}, on emulated GPUs: twice at once.\nLogs: {home}\n")
     for signum in (signal.SIGHUP, signal.SIGTERM):  # closing the terminal, too, ends both daemons
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
-    with replays(home, options.gpus) as both:
-        with _show(screen, both, len(trace)) as show:
-            play(trace, both, show)
+    with replays(home, gpus) as both:
+        with _show(screen, both, len(played)) as show:
+            play(played, both, show)
         screen.print(f"\n{summary(both)}", style="bold")
-        screen.print(loss(tasks, options.gpus), markup=False, highlight=False)
+        screen.print(loss(tasks, gpus), markup=False, highlight=False)
     return 0
-
-
-def demo_parser() -> Parser:
-    parser = Parser("carma demo", description=DEMO.summary, allow_abbrev=False)
-    parser.epilog = (
-        "`carma demo suspend` shows jobs that make room for others. The columns of a CSV file:"
-        " name, submit_s, duration_s and, where known, gpus, user, memory_mib, sm_active,"
-        " sm_occupancy, dram_active; the guide to `carma simulate` has all."
-    )
-    about = "jobs of your own: a CSV file, or any trace of `carma simulate`"
-    parser.add_argument("trace", nargs="?", metavar="FILE", help=about)
-    jobs = parse.whole(1, 1000)
-    about = "how many, from the first on (default: %(default)s)"
-    parser.add_argument("--jobs", type=jobs, default=20, metavar="N", help=about)
-    about = "GPUs to emulate (default: %(default)s)"
-    parser.add_argument("--gpus", default=GPUS, metavar="SPEC", help=about)
-    return parser
 
 
 @contextmanager

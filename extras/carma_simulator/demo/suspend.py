@@ -23,7 +23,6 @@ from carmad.gpu.emulated_job import visible_cards
 from carmad.paths import python
 from carmad.states import ENDED_CODES
 from cli import client, output
-from cli.parser import Parser
 from cli.problems import Problem, Refused
 
 GPUS = "2xA100-40GB"
@@ -133,8 +132,7 @@ def _mark(job: dict[str, Any]) -> str:
     return "".join(str(gpu["index"]) for gpu in job["gpus"]) or "."
 
 
-def demo_suspend(args: list[str]) -> int:
-    Parser("carma demo suspend", description=__doc__).parse_args(args)
+def demo_suspend() -> int:
     screen = output.console()
     home = Path(paths.user_state_dir()) / "demo" / "suspend"
     replay = Replay("magm", home, GPUS, SETTINGS | SUSPENDS)

@@ -1,5 +1,5 @@
 """Runs as one self-contained HTML page, as CSV and JSON (a row per run, a row per job, or both and
-attempts), and as the report that `carma report` would give of a run.
+attempts), and as the report that `carma stats --report week` would give of a run.
 
 Keys of CSV and JSON are stable: those of `MEASURES`, and those written out here. Times are in
 seconds since the first submission or as durations, shares 0–1; undefined values are empty in CSV,
@@ -227,7 +227,7 @@ def _write(rows: Iterable[Mapping[str, Any]], file: TextIO) -> None:
         writer.writerow(row)
 
 
-# -- as `carma report`
+# -- as `carma stats --report week`
 
 
 def report_of(outcome: Outcome) -> ReportOut:

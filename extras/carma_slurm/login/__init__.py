@@ -7,9 +7,11 @@ whose daemon was never started, this only learns that there is no cluster.
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 from cli.problems import Usage
-from cli.verbs import Verb
+from cli.verbs import Command
 
 SETTINGS = "/etc/carma/carma.toml"  # the cluster's, not the user's
 ENGINES = ("slurm",)
@@ -31,7 +33,7 @@ SUMMARIES = {  # of those whose help does not begin as on a server
     "requeue": "Run jobs again, under their old numbers.",
 }
 LOCAL = frozenset(
-    {"estimate", "simulate", "demo", "completion", "doctor", "config", "daemon"}
+    {"estimate", "simulate", "demo", "doctor", "config", "daemon"}
 )  # these do without a daemon, or say themselves that they need one
 
 IN_THE_JOB = "run it in the job's allocation: srun --jobid JOB --overlap --pty carma {verb} …"
@@ -39,12 +41,11 @@ INSTEAD = {
     **dict.fromkeys(
         ("run", "shell"), "srun --gres=gpumem:GIB --pty carma {verb} … runs it on a node"
     ),
-    **dict.fromkeys(("attach", "exec"), IN_THE_JOB),
+    "attach": IN_THE_JOB,
     "update": "scontrol update JobId=JOB TimeLimit=… changes a job",
-    "notify": "messages are Slurm's: carma submit --notify end,fail --mail-user ADDRESS",
-    **dict.fromkeys(("top", "watch", "web"), "watch -n 5 carma status"),
+    **dict.fromkeys(("top", "web"), "watch -n 5 carma status"),
     "gpus": "carma status shows the nodes; carma why JOB asks the node of a running job",
-    **dict.fromkeys(("history", "stats", "report"), "sacct shows jobs that have ended"),
+    **dict.fromkeys(("history", "stats"), "sacct shows jobs that have ended"),
     "share": "sshare shows what you have used, and sprio who goes first",
     "mcp": "agents can run `carma submit`, and `carma queue --json`",
     "limit": "sacctmgr sets limits of users and accounts",
@@ -54,28 +55,24 @@ INSTEAD = {
     "reserve": "scontrol create reservation",
 }
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from typing import Any
-
 
 def setting(name: str) -> Any:
     """`cluster.NAME`, from the environment or the settings file; "" if it is in neither."""
     if given := os.environ.get(f"CARMA_CLUSTER__{name.upper()}"):
         return given
     path = os.environ.get("CARMA_CONFIG") or SETTINGS
-    if not os.path.isfile(path):  # noqa: PTH113 - pathlib is slow to import
+    if not Path(path).is_file():
         return ""
     import tomllib
 
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return tomllib.load(file).get("cluster", {}).get(name, "")
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return settings.get("cluster", {}).get(name, "")
     except (OSError, ValueError, AttributeError) as error:
         raise Usage(f"cannot read {path}: {error}", "ask your administrator") from None
 
 
-def verb(asked: Verb) -> Verb:
+def verb(asked: Command) -> Command:
     """What it is on a login node; itself, if this is none or it needs neither daemon nor Slurm."""
     engine = setting("engine")
     if not engine or (asked.name == "run" and "SLURMD_NODENAME" in os.environ):

@@ -291,27 +291,32 @@ def of_user(label: str, user: str) -> None:
 
 
 def cancel(options: Namespace) -> int:
-    return _each(options, ("scancel", "--quiet"), "cancelled")
+    json = bool(options.json)
+    return _each(options.jobs, options.user, json, ("scancel", "--quiet"), "cancelled")
 
 
-def hold(options: Namespace) -> int:
-    return _each(options, ("scontrol", "hold"), "held")
+def hold(jobs: Sequence[str], user: str | None = None, json: bool = False) -> int:
+    return _each(jobs, user, json, ("scontrol", "hold"), "held")
 
 
-def release(options: Namespace) -> int:
-    return _each(options, ("scontrol", "release"), "released")
+def release(jobs: Sequence[str], user: str | None = None, json: bool = False) -> int:
+    return _each(jobs, user, json, ("scontrol", "release"), "released")
 
 
-def requeue(options: Namespace) -> int:
-    return _each(options, ("scontrol", "requeue"), "queued again")
+def requeue(
+    jobs: Sequence[str], user: str | None = None, all: bool = False, json: bool = False
+) -> int:
+    return _each(jobs, user, json, ("scontrol", "requeue"), "queued again")
 
 
-def _each(options: Namespace, words: Sequence[str], done: str) -> int:
+def _each(
+    jobs: Sequence[str], user: str | None, json: bool, words: Sequence[str], done: str
+) -> int:
     results: list[dict[str, Any]] = []
-    for label in select(options.jobs, options.user):
+    for label in select(jobs, user):
         try:
-            if options.user:
-                of_user(label, options.user)
+            if user:
+                of_user(label, user)
             _refuse(done, slurm.all_of(label))
             slurm.ask(*words, label)
             results.append({"label": label, "ok": True, "message": done})
@@ -320,7 +325,7 @@ def _each(options: Namespace, words: Sequence[str], done: str) -> int:
                 raise
             # What was done before, and to which job it is not known, has to be told.
             results.append(_failure(label, f"{error.message}: {error.hint}"))
-            _tell(results, options.json)
+            _tell(results, json)
             return error.exit_code
         except slurm.Gone:
             results.append(_failure(label, f"Slurm does not know it: {slurm.FORGETS}"))
@@ -328,7 +333,7 @@ def _each(options: Namespace, words: Sequence[str], done: str) -> int:
             results.append(_failure(label, error.message))
     if not results:
         raise Problem("no job is selected", "see `carma queue --me`")
-    _tell(results, options.json)
+    _tell(results, json)
     return 0 if all(result["ok"] for result in results) else 1
 
 

@@ -3,10 +3,11 @@ first, then, about a running job, the carmad of its node."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+from json import dumps, loads
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carma_client.logs import BLOCK, last_lines
@@ -15,7 +16,7 @@ from carmad.readable import clean, gpumem_count
 from carmad.states import NEW
 from cli import output
 from cli.client import SLURM
-from cli.options import states_of, user_of
+from cli.options import WATCH_S, states_of, user_of
 from cli.overview import STATE_STYLE
 from cli.problems import Problem, Unreachable, Usage
 from cli.text import NOTHING, Table, columns, heading, in_style, pairs
@@ -51,7 +52,7 @@ def queue(options: Namespace) -> int:
             return 0
         if options.json or not sys.stdout.isatty():
             raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
-        time.sleep(options.watch)
+        time.sleep(options.every or WATCH_S)
         print("\033[H\033[2J", end="")
 
 
@@ -111,11 +112,11 @@ def _where(row: slurm.Row) -> str:
     return f"({clean(row.why.slurm)})" if waits else row.nodes or NOTHING
 
 
-def show(options: Namespace) -> int:
-    row, more = jobs.record(jobs.resolve(options.job))
-    there, missing = _on_node(row, "show", options.json)
-    if options.json:
-        print(json.dumps({**_as_json(row), "slurm": more, "carma": there, "why_not": missing}))
+def show(job: str = "last", json: bool = False) -> int:
+    row, more = jobs.record(jobs.resolve(job))
+    there, missing = _on_node(row, "show", json)
+    if json:
+        print(dumps({**_as_json(row), "slurm": more, "carma": there, "why_not": missing}))
         return 0
     facts = [
         ("job", clean(f"{row.label}  {row.name}")),
@@ -140,12 +141,12 @@ def show(options: Namespace) -> int:
     return 0
 
 
-def why(options: Namespace) -> int:
-    row, more = jobs.record(jobs.resolve(options.job))
-    there, missing = _on_node(row, "why", options.json)
+def why(job: str = "last", json: bool = False) -> int:
+    row, more = jobs.record(jobs.resolve(job))
+    there, missing = _on_node(row, "why", json)
     text = _why(row, more)
-    if options.json:
-        print(json.dumps({**_as_json(row), "text": text, "carma": there, "why_not": missing}))
+    if json:
+        print(dumps({**_as_json(row), "text": text, "carma": there, "why_not": missing}))
         return 0
     output.show([f"job {row.label} {text}"])
     _show_node(row, there, missing)
@@ -177,7 +178,7 @@ def _on_node(row: slurm.Row, verb: str, as_json: bool) -> tuple[Any, str]:
         return None, ""
     try:
         said = ask_node(row, verb, *(["--json"] if as_json else []))
-        return (json.loads(said) if as_json else said), ""
+        return (loads(said) if as_json else said), ""
     except Problem as error:
         return None, error.message
     except ValueError:
@@ -192,9 +193,11 @@ def _show_node(row: slurm.Row, there: Any, missing: str) -> None:
         output.note(f"nothing from {row.nodes}: {missing}")
 
 
-def status(options: Namespace) -> int:
+def status(json: bool = False, follow: bool = False, **_: object) -> int:
+    if follow:
+        raise Usage("--follow is for a node, where a carmad runs", "watch -n 5 carma status")
     found, listed = _nodes(), slurm.rows()
-    if options.json:
+    if json:
         rows = [_as_json(row) for row in listed]
         output.print_json({"schema": 1, "nodes": found, "jobs": rows})
         return 0
@@ -252,10 +255,12 @@ LOOK_S = 0.5  # between checks for new output
 ASK_S = 5.0  # between questions to Slurm's controller
 
 
-def logs(options: Namespace) -> int:
-    row, more = jobs.record(jobs.resolve(options.job))
+def logs(
+    job: str = "last", follow: bool = False, tail: int | None = None, stderr: bool = False
+) -> int:
+    row, more = jobs.record(jobs.resolve(job))
     label = str(row.id)
-    path = more.get("StdErr" if options.stderr else "StdOut", "")
+    path = more.get("StdErr" if stderr else "StdOut", "")
     if row.never_ran:
         raise Problem(f"job {row.label} never ran: it has no output")
     if not path:
@@ -265,24 +270,24 @@ def logs(options: Namespace) -> int:
         )
     if path == "(null)":
         raise Problem(f"job {row.label} has no output file: it runs at a terminal")
-    if options.follow and not os.path.exists(path) and not row.state.ended:  # noqa: PTH110
+    if follow and not Path(path).exists() and not row.state.ended:
         output.note(f"job {row.label} has no output yet; waiting for it")
-        while not os.path.exists(path) and not _has_ended(label):  # noqa: PTH110
+        while not Path(path).exists() and not _has_ended(label):
             time.sleep(ASK_S)
-    output.write(_texts(row, path, options))
+    output.write(_texts(row, path, follow, tail))
     return 0
 
 
-def _texts(row: slurm.Row, path: str, options: Namespace) -> Iterator[bytes]:
+def _texts(row: slurm.Row, path: str, follow: bool, tail: int | None) -> Iterator[bytes]:
     """What is to be printed of a job's log."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - as everywhere that logs are read
-            if options.tail is not None:
+        with Path(path).open("rb") as file:
+            if tail is not None:
                 size = os.fstat(file.fileno()).st_size
-                yield from last_lines(file, [(0, size)], options.tail)
+                yield from last_lines(file, [(0, size)], tail)
                 file.seek(size)
             yield from _rest(file)
-            if options.follow:
+            if follow:
                 yield from _follow(file, str(row.id))
     except FileNotFoundError:
         if row.state.name in NEW:

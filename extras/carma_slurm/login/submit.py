@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carma_slurm import login
@@ -15,7 +16,7 @@ from carmad.errors import CarmaError
 from carmad.readable import clean, gib
 from cli import output
 from cli import submission as here
-from cli.problems import INTERRUPTED, Problem, Unknown, Usage, report
+from cli.problems import INTERRUPTED, Problem, Unknown, Usage
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -33,17 +34,10 @@ WHOLE = "whole GPU"
 MOST_TRIED = 4  # combinations of a sweep: each trace takes seconds
 
 
-def submit(args: list[str]) -> int:
+def submit(given: Namespace) -> int:
     """Submit a command or a job script to Slurm; see `carma submit --help`."""
-    try:
-        return _submit(args)
-    except CarmaError as error:
-        return report(error, as_json=here.wants_json(args))
-
-
-def _submit(args: list[str]) -> int:
     foreign: list[str] = []
-    options, body = here.read(args, foreign=foreign, known=jobs.resolve)
+    options, body = here.complete(given, given.command or (), foreign=foreign, known=jobs.resolve)
     _refuse(options)
     if body["argv"][0] == "-":
         raise Usage("a job script is not read from standard input", "give the path of a file")
@@ -55,7 +49,7 @@ def _submit(args: list[str]) -> int:
         here.warn_of_script(body, in_place="carma submit -- SHELL SCRIPT")
     mib, source = _memory(body, options) if body["gpus"] else (None, "")
     words = request.sbatch_words(body, mib, [*foreign, *_where(foreign)])
-    script = request.script(body, os.path.abspath(sys.argv[0]))  # noqa: PTH100
+    script = request.script(body, str(Path(sys.argv[0]).absolute()))
     answer = {
         "schema": 1,
         "engine": login.setting("engine"),

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from carma_slurm import VERSION
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
-from cli.plain import read as read_plain
 from cli.problems import INTERRUPTED, Unreachable, Usage, refusal
+from cli.reader import Parser
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from cli.parser import Parser
-    from cli.plain import Options
 
 MAX_WAIT_S = 86_400
 FAILED = 1  # of all that went wrong, as Slurm's commands exit
@@ -69,15 +66,15 @@ def ignore(word: str, options: list[str]) -> None:
         say(word, f"ignored: {' '.join(dict.fromkeys(options))}")
 
 
-def read(word: str, about: str, declare: Callable[[Options], object], args: list[str]) -> Any:
+def read(word: str, about: str, declare: Callable[[Parser], object], args: list[str]) -> Any:
     """The options that `declare` adds. They may stand between the words."""
-    return read_plain(declare, args) or parser(word, about, declare).parse_intermixed_args(args)
+    made = parser(word, about, declare)
+    options, others = made.sort_out(args)
+    return made.parse_args([*options, *(["--"] if others else []), *others])
 
 
-def parser(word: str, about: str, declare: Callable[[Options], object]) -> Parser:
-    from cli.parser import Parser
-
-    made = Parser(prog=word, description=about, add_help=False)
+def parser(word: str, about: str, declare: Callable[[Parser], object]) -> Parser:
+    made = Parser(word, description=about)
     declare(made)
     add = made.add_argument_group("help options").add_argument
     add("--help", "--usage", action="help", help="show this help")

@@ -14,12 +14,12 @@ from carma_slurm import CLUSTER, PARTITION, VERSION
 from carma_slurm.words.fields import HOST, names_this_node
 from carmad.options import LEAST_HOST_MIB, MAX_AFTER, MAX_CPUS, MAX_GPUS, MAX_MIB, MAX_SCRIPT_BYTES
 from cli import client
-from cli.options import user_of
+from cli.options import JOB, user_of
 from cli.parse import UNIT_MIB, dependency, export, gpus_of_kind, not_empty, signal_before, whole
-from cli.parser import Parser
 from cli.problems import Usage
+from cli.reader import Parser
 from cli.script import Directive, Script, read_script
-from cli.submission import Ignored, add_job_options, read
+from cli.submission import read
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -102,6 +102,15 @@ SINGLETON = {"job": "", "kind": "singleton"}  # until it is known which jobs tha
 USUAL_NICE = 100  # what --nice without a number means
 
 
+class Ignored(argparse.Action):
+    """Collects what is ignored, as it was written."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        sign = "=" if (option or "").startswith("--") else " "
+        text = f"{option}" if values is None else f"{option}{sign}{values}"
+        namespace.ignored = [*(getattr(namespace, "ignored", None) or ()), text]
+
+
 class Refused(argparse.Action):
     """`const`: what to do instead."""
 
@@ -118,10 +127,7 @@ class Memory(argparse.Action):
 
 
 def build_parser(word: str, usage: str, about: str) -> Parser:
-    parser = Parser(
-        prog=word, usage=usage, description=about, add_help=False, conflict_handler="resolve"
-    )
-    add_job_options(parser)
+    parser = Parser(word, JOB, usage=usage, description=about, conflict_handler="resolve")
     add = parser.add_argument
     count = whole(1, MAX_CPUS)
     about = "number of GPUs (default: none), of a kind if one is given, such as a100:2"
@@ -251,8 +257,9 @@ def job_request(
     Raises Usage."""
     foreign: list[str] = []
     given = parser.parse_args(parser.split(args)[0])
-    variables = read_variables(parser.prog, bool(given.gpus or given.gpus_per_task or given.layout))
-    options, body = read(args, parser, foreign, find=find, variables=variables)
+    asked = given.gpus or given.gres or given.gpus_per_task or given.layout
+    variables = read_variables(parser.prog, has_gpus=bool(asked))
+    options, body = read(args, parser, foreign=foreign, find=find, variables=variables)
     ignored = [*foreign, *(options.ignored or ())]
     if body["name"] in (None, FROM_INPUT):
         body["name"] = name

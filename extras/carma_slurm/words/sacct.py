@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from carma_slurm.words.formats import Column
     from carmad.api.job import JobOut
-    from cli.plain import Options
+    from cli.reader import Parser
 
 ABOUT = "List jobs, also those that have ended. Steps of jobs are not recorded, so none is listed."
 USUAL = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
@@ -31,7 +31,7 @@ CLOCK = r"\d\d?:\d\d(?::\d\d)?"
 MOST = 10_000  # of the past, in one answer
 
 
-def declare(parser: Options) -> None:
+def declare(parser: Parser) -> None:
     add = parser.add_argument
     add("-j", "--jobs", "--job", dest="jobs", action="append", metavar="JOBS", help="these: 1,3_2")
     add("-u", "--user", "--users", "--uid", dest="user", metavar="USERS", help="these users' jobs")

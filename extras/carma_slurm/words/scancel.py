@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from carmad.api.job import JobOut
-    from cli.plain import Options
+    from cli.reader import Parser
 
 ABOUT = "Cancel jobs, or send their processes a signal."
 SOCKET = "CARMA_SOCKET"  # of the daemon, in the environment of each of its jobs
@@ -28,13 +28,13 @@ DONE = "Kill job error on job id {}: Job/step already completing or completed"
 DENIED = "Kill job error on job id {}: Access/permission denied"
 
 
-def declare(parser: Options) -> None:
+def declare(parser: Parser) -> None:
     add = parser.add_argument
     env = os.environ.get
     add("-s", "--signal", metavar="SIGNAL", help="send this signal instead of ending the job")
     add("-b", "--batch", action="store_true", help="signal the batch shell alone")
     add("-f", "--full", action="store_true", help="signal all processes, also the batch shell")
-    name = {"dest": "name", "default": env("SCANCEL_NAME"), "metavar": "NAME"}
+    name: dict[str, Any] = {"dest": "name", "default": env("SCANCEL_NAME"), "metavar": "NAME"}
     add("-n", "--name", "--jobname", help="jobs of this name", **name)
     add("-u", "--user", default=env("SCANCEL_USER"), metavar="USER", help="this user's jobs")
     add("--me", action="store_true", help="your own jobs")
@@ -173,7 +173,7 @@ def _signal(text: str | None) -> int:
         return 0
     import signal
 
-    names = {
+    names: dict[str, Any] = {
         name.removeprefix("SIG"): number for name, number in signal.Signals.__members__.items()
     }
     name = text.upper().removeprefix("SIG")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cli.plain import Options
+    from cli.reader import Parser
 
 ABOUT = (
     "show job|node|partition|config|hostnames|hostlist [NAME], hold, uhold, release, requeue,"
@@ -47,7 +47,7 @@ CHANGES = {
 HARMLESS = ("partition", "account", "qos", "wckey", "admincomment")
 
 
-def declare(parser: Options) -> None:
+def declare(parser: Parser) -> None:
     add = parser.add_argument
     add("-o", "--oneliner", action="store_true", help="one line for each record")
     add("-d", "--details", action="store_true", help="also which GPUs a job has")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from carma_slurm.words.node import Node
-    from cli.plain import Options
+    from cli.reader import Parser
 
 ABOUT = "Show this server as Slurm shows a partition of one node."
 SHORT = "%9P %.5a %.10l %.6D %.6t %N"
@@ -82,7 +82,7 @@ USED = Field("gresused", "GRES_USED", lambda n: n.gres_in_use)  # it has no lett
 NAMES = {field.name: field for field in (*LETTERS.values(), USED)}
 
 
-def declare(parser: Options) -> None:
+def declare(parser: Parser) -> None:
     add = parser.add_argument
     add("-h", "--noheader", action="store_true", help="omit the header line")
     add("-o", "--format", metavar="FORMAT", help=f"such as '%%P %%G'; letters: {''.join(LETTERS)}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from carma_slurm.words.formats import Column
     from carmad.api.job import JobOut
-    from cli.plain import Options
+    from cli.reader import Parser
 
 ABOUT = "List jobs that have not ended, as CARMA has them on this server."
 SHORT = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
@@ -27,18 +27,19 @@ STARTS = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %R"
 INVALID = "slurm_load_jobs error: Invalid job id specified"
 
 
-def declare(parser: Options) -> None:
+def declare(parser: Parser) -> None:
     add = parser.add_argument
     env = os.environ.get
     add("-h", "--noheader", action="store_true", help="omit the header line")
     add("-j", "--jobs", "--job", dest="jobs", metavar="JOBS", help="only these jobs: 1,3,5_2")
-    user = {"dest": "user", "default": env("SQUEUE_USERS"), "metavar": "USERS"}
+    user: dict[str, Any] = {"dest": "user", "default": env("SQUEUE_USERS"), "metavar": "USERS"}
     add("-u", "--user", "--users", **user, help="only these users' jobs")
     add("--me", action="store_true", help="only your own jobs")
-    names = {"dest": "name", "default": env("SQUEUE_NAMES"), "metavar": "NAMES"}
+    names: dict[str, Any] = {"dest": "name", "default": env("SQUEUE_NAMES"), "metavar": "NAMES"}
     add("-n", "--name", "--names", **names, help="only jobs of these names")
-    states = {"dest": "states", "default": env("SQUEUE_STATES"), "metavar": "STATES"}
-    add("-t", "--states", "--state", **states, help="R,PD,…, or all")
+    state = env("SQUEUE_STATES")
+    about = "R,PD,…, or all"
+    add("-t", "--states", "--state", dest="states", default=state, metavar="STATES", help=about)
     add(
         "-p", "--partitions", "--partition", metavar="NAMES", help="ignored: there is one partition"
     )

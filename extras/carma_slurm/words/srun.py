@@ -13,6 +13,7 @@ from carma_slurm.words.fields import HOST
 from carma_slurm.words.request import (
     ONE_GROUP,
     SEVERAL_GROUPS,
+    Ignored,
     Refused,
     build_parser,
     job_request,
@@ -22,13 +23,12 @@ from carma_slurm.words.step import Step, run_step
 from carmad.options import MAX_CPUS, MAX_TIME_S
 from cli.parse import whole
 from cli.problems import Usage
-from cli.submission import Ignored
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
-    from cli.parser import Parser
+    from cli.reader import Parser
 
 USAGE = "srun [OPTION…] COMMAND [ARG…]"
 ABOUT = (

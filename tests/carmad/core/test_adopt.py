@@ -1,4 +1,4 @@
-"""`carma adopt`: a process from outside of the queue becomes a job."""
+"""`carma run --pid`: a process from outside of the queue becomes a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Showing models and profiles: in the API, `carma models`, `carma why`, and as a table."""
+"""Showing models and profiles: in the API, `carma doctor --models`, `carma why`, and as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated run was used for, in the words of `carma report`."""
+"""What a simulated run was used for, in the words of `carma stats --report week`."""
 
 from __future__ import annotations
 

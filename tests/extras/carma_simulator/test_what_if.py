@@ -1,4 +1,4 @@
-"""What `carma what-if` tells."""
+"""What `carma simulate --what-if` tells."""
 
 from __future__ import annotations
 

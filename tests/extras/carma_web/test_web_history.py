@@ -64,7 +64,7 @@ def sweep(carmad: Carmad) -> str:
     """Two runs that report twice; its label."""
     (carmad.work / "train.py").write_text(
         "import os, subprocess\n"
-        f"told = [{CARMA[0]!r}, 'report-metric']\n"
+        f"told = [{CARMA[0]!r}, 'report']\n"
         "lr = float(os.environ['CARMA_PARAM_LR'])\n"
         "for epoch in (1, 2): subprocess.run([*told, f'acc={lr * epoch}'], check=True)\n"
     )

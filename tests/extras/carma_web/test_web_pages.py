@@ -48,7 +48,7 @@ def test_what_the_last_days_were_used_for(carmad: Carmad, web: Web) -> None:
         page.get_by_text("1 job held GPUs").or_(page.get_by_text("2 jobs held GPUs")).wait_for()
         accessible(page)
         page.get_by_role("link", name="Last month").click()
-        page.get_by_text("carma report month").wait_for()
+        page.get_by_text("carma stats --report month").wait_for()
 
 
 def test_more_windows_than_a_browser_has_connections(carmad: Carmad, web: Web) -> None:

@@ -1,0 +1,72 @@
+"""`carma config …`: the settings in effect, and checks of a settings file."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from carmad import paths
+from carmad.errors import CarmaError
+from cli import client, output
+from cli.app import Json, argument
+from cli.problems import Usage
+
+CONFIG_WITHIN_S = 5.0
+
+
+def config_show(json: Json = False) -> int:
+    answer = client.get("/v1/config")
+    if json:
+        output.print_json(answer)
+        return 0
+    print(f"# {answer['path'] or 'no file: all defaults'}")
+    print((answer["toml"] or "").rstrip())
+    return 0
+
+
+def config_check(
+    file: Annotated[
+        Path | None, argument("FILE", "default: the file that carmad would read")
+    ] = None,
+) -> int:
+    print(check_settings(file))
+    _tell_waiting_settings(file or Path(paths.config_path()))
+    return 0
+
+
+def _tell_waiting_settings(file: Path) -> None:
+    """The settings in this file that a running carmad applies only when it restarts."""
+    with suppress(CarmaError):
+        answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
+        if answer["path"] == str(file.absolute()):
+            for each in answer.get("waiting", ()):  # an older carmad sends none
+                print(f"restart carmad to change {each}; running jobs continue")
+
+
+def config_set(
+    setting: Annotated[str, argument("SETTING", "so far: policy")],
+    value: Annotated[str, argument("VALUE", "the name of a policy")],
+) -> int:
+    if setting != "policy":
+        hint = "change the file that carma config show names, and then: systemctl reload carmad"
+        raise Usage(f"{setting} cannot be set by a command", hint)
+    client.post("/v1/config", {"policy": value})
+    print(f"the policy {value} decides from now on")
+    return 0
+
+
+def check_settings(file: Path | None) -> str:
+    """Load the settings as carmad does when it starts. Returns a description of them."""
+    from carmad import registry
+    from carmad.configfile import load
+    from carmad.estimates.experience import Experience
+
+    path = file or Path(paths.config_path())
+    there = file or os.environ.get("CARMA_CONFIG") or path.exists()
+    settings = load(path if there else None, os.environ)
+    for plugin in (registry.policy, registry.predictor, registry.recovery):
+        plugin(settings)
+    registry.estimator(settings.estimator, settings, Experience(settings).server())
+    return f"{path} is fine" if there else "no file: the defaults"
