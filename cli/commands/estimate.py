@@ -121,9 +121,7 @@ def _refuse_unusable(
     output.check_writable(file)
 
 
-def _tell(
-    as_json: bool, answer: Mapping[str, object], picture: Callable[[], list[Block]]
-) -> None:
+def _tell(as_json: bool, answer: Mapping[str, object], picture: Callable[[], list[Block]]) -> None:
     if as_json:
         output.print_json(answer)
     else:
