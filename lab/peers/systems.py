@@ -22,7 +22,7 @@ from benchmarks.daemon.hostile import as_user
 from carmad import configfile
 from carmad.config import Limits, Settings, Suspending
 from cli.main import run
-from cli.verbs import every
+from cli.verbs import leaves
 from lab.peers.system import LONG, SHORT, System, wait_for
 from tests import fake_gpu
 from tests.extras.carma_slurm.slurm import free_ports
@@ -77,7 +77,7 @@ class Carma(System):
     def says_to(self, user: str, words: list[str]) -> str:
         """Without an interpreter of the user's: this one may be where only root can read."""
         entry = pwd.getpwnam(user)
-        for verb in every():
+        for verb in leaves():
             verb.function()  # imported while this may be read
         code, printed = as_user(entry.pw_uid, lambda: _printed(words[1:], self.env))
         if code:
@@ -128,7 +128,6 @@ class Carma(System):
             "stats": [CARMA, "stats"],
             "hold": [CARMA, "hold", "{job}"],
             "cancel": [CARMA, "cancel", "{job}"],
-            "complete": [CARMA, "completion", "ids"],
         }
 
 

@@ -20,7 +20,7 @@ from carmad.config import Preconditions, Settings
 from carmad.configfile import dump, load
 from carmad.states import CODES
 from cli.submission import build_parser, read
-from cli.verbs import every
+from cli.verbs import leaves
 from docs import generate, screenshots
 from docs.pages import http_api, reasons, settings
 from docs.publish import FENCE, links
@@ -54,10 +54,8 @@ def test_no_generated_page_is_left_over() -> None:
 
 def test_every_command_is_documented() -> None:
     page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
-    for verb in every():
+    for verb in leaves():
         assert f"### `carma {verb.name}`\n" in page
-        for alias in verb.aliases:
-            assert f"`carma {alias}`" in page
 
 
 def test_every_option_of_submit_is_documented() -> None:
@@ -168,14 +166,14 @@ def _make_targets() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
 def test_shell_lines_name_what_there_is(page: Path) -> None:
-    verbs = {verb.name for verb in every()}
+    verbs = {verb.name for verb in leaves()}
     text = page.read_text(encoding="utf-8")
     for words in _shell_lines(page):
         program = Path(words[0]).name
         if program == "make":
             assert set(words[1:]) <= _make_targets(), words
         elif program == "carma":
-            assert {words[1], " ".join(words[1:3])} & verbs or words[1] in ("help", "--help"), words
+            assert {words[1], " ".join(words[1:3])} & verbs or words[1].startswith("--"), words
         elif program == "python" and words[1:] and words[1].endswith(".py"):
             given = words[1]
             there = given == "train.py" or (ROOT / given).exists() or f"cat > {given}" in text

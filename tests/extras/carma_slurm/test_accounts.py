@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from carma_slurm.login import MODULES, jobs, slurm
+from cli.main import run
 from cli.problems import Problem, Unknown, Unreachable
-from cli.verbs import OWN, Verb
+from cli.verbs import OWN, Command
 
 SBATCH = "/usr/bin/sbatch --parsable --export=ALL --open-mode=append --chdir=/w --gres=gpumem:1"
 NEED = "billing=1,cpu=1,mem=1M,node=1"
@@ -81,15 +82,14 @@ def says(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     monkeypatch.setattr(slurm, "ask", ask)
 
 
-def on_a_login_node(verb: str) -> Verb:
-    own = OWN[verb]
-    assert isinstance(own, Verb)
-    return own.in_module(f"carma_slurm.login.{MODULES[verb]}")
+def on_a_login_node(verb: str) -> Command:
+    return OWN[verb].in_module(f"carma_slurm.login.{MODULES[verb]}")
 
 
 def carma(capsys: Any, verb: str, *words: str) -> tuple[int, str]:
-    found = on_a_login_node(verb)
-    code = found.function()(found.parser().parse_args([*words]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cli.verbs.elsewhere", lambda its: on_a_login_node(its.name))
+        code = run([verb, *words])
     return code, capsys.readouterr().out
 
 

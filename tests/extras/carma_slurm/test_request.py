@@ -18,11 +18,11 @@ from carma_slurm.login.slurm import state_of, why_of
 from carma_slurm.login.submit import environment, submit
 from carmad.options import OPTIONS
 from carmad.readable import gpumem_count
-from cli.commands.run import ELSEWHERE, parser_of
+from cli.commands.run import ELSEWHERE
 from cli.problems import Unknown, Unreachable, Usage
 from cli.script import read_script
 from cli.submission import build_parser, read
-from cli.verbs import OWN, every
+from cli.verbs import OWN, leaves
 from tests.extras.carma_slurm.slurm import HOSTILE
 
 
@@ -69,7 +69,7 @@ def test_the_node_is_told_what_slurm_does_not_know() -> None:
     words = request.step_words(body)
     assert words[:2] == ["--gpus=2", "--gpu-mem=3072M"]
     assert not [word for word in words if "cpus" in word]
-    again = read([*words, "true"], parser_of("run"))[1]
+    again = read([*words, "true"])[1]
     told = ("exclusive", "amp", "batch_size", "expected_s", "time_limit_s", "warn", "stage_times")
     for name in (*told, "layout", "deadline_at", "cold_start_s", "watch_stages"):
         assert again[name] == body[name], name
@@ -189,7 +189,7 @@ def test_no_option_is_dropped(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_
         flag = next(name for name in action.option_strings if name.startswith("--"))
         if flag in HERE:
             continue
-        if action.dest == "ignored":
+        if action.dest.startswith("slurm_"):
             words = (f"{flag}={'1' if flag in request.ONE_NODE else 'x'}",)
         elif action.nargs == 0:
             words = ("--no-requeue",) if flag == "--requeue" else (flag,)
@@ -205,7 +205,7 @@ def test_no_option_is_dropped(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_
 def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARMA_CLUSTER__ENGINE", "slurm")
     refused = {}
-    for verb in every():
+    for verb in leaves():
         if verb.name.partition(" ")[0] in LOCAL:
             assert login.verb(verb) is verb
         elif verb.name in MODULES:
@@ -216,7 +216,7 @@ def test_every_verb_works_or_says_what_does(monkeypatch: pytest.MonkeyPatch) -> 
             refused[verb.name] = said.value.hint
     assert all(refused.values()) and "agents" in refused["mcp"]
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    run = next(verb for verb in every() if verb.name == "run")
+    run = next(verb for verb in leaves() if verb.name == "run")
     assert login.verb(run) is run, "in a job, whose carmad is away, it waits"
 
 
