@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -18,12 +18,13 @@ from carmad.api.wire import Fields, fields, iso, pick, stamp, state_code, with_l
 from carmad.core.gpus import idling
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs import recurrence
-from carmad.core.jobs.attempt import SILENT, Cause, GpuId
+from carmad.core.jobs.attempt import SILENT, Cause, GpuId, JobId
 from carmad.core.jobs.findings import StageTimes, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.layout import Stage
 from carmad.core.jobs.spec import JobSpec, WarnSignal
 from carmad.core.jobs.states import JobState
+from carmad.core.jobs.tasks import indices, part
 from carmad.core.placing.decision import Placement, Reason
 from carmad.core.scene import Scene
 from carmad.options import PLAIN, JobOptions
@@ -32,7 +33,7 @@ from carmad.options import PLAIN, JobOptions
 # `gpus` beside it, part of `memory`, and the path that became of `stderr`.
 ANSWERED = tuple(name for name in PLAIN if name not in ("gpus", "memory_mib", "stderr"))
 
-LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
+LogPaths = Callable[[Job, int], tuple[str, str]]  # stdout, stderr: see `log_paths`
 
 SLURM = "Slurm"  # an allocation of its has a name of its own in answers: `slurm_job`
 _NO_MODULE = re.compile(r"\bmodule: (command )?not found")  # as bash and dash say it
@@ -314,9 +315,23 @@ class Jobs:
     def __call__(self, job: Job) -> JobOut:
         return cast(JobOut, self._take(job, _FULL if self.sees(job) else _OUTLINE))
 
-    def of_task(self, job: Job) -> dict[str, object]:
-        """What tells it from the other tasks of its array that wait as it does."""
-        return self._take(job, _TASK_FULL if self.sees(job) else _TASK_OUTLINE)
+    def of_tasks(self, job: Job) -> Iterator[JobOut]:
+        """The tasks that the job stands for. The first may head the line; the others differ in
+        little."""
+        yield self(part(job, job.ids[:1]))
+        if job.tasks > 1 and job.spec.array:
+            second = self(part(job, job.ids[1:2]))
+            for ahead in range(1, job.tasks):
+                yield cast(JobOut, {**second, **self._of_task(job, ahead)})
+
+    def _of_task(self, job: Job, ahead: int) -> dict[str, object]:
+        id, array, index = JobId(job.id + ahead), label(job).partition("_")[0], indices(job)[ahead]
+        outline: dict[str, object] = {"id": id, "label": f"{array}_{index}"}
+        if not self.sees(job):
+            return outline
+        stdout, stderr = self.log_paths(job, ahead)
+        place = self.scene.place(id)
+        return {**outline, "position": place, "stdout": stdout, "stderr": stderr}
 
     def sees(self, job: Job) -> bool:
         """All of it, and not only that it is there."""
@@ -371,7 +386,7 @@ class _Shown:
 
     @cached_property
     def log_paths(self) -> tuple[str, str]:
-        return self.jobs.log_paths(self.job)
+        return self.jobs.log_paths(self.job, 0)
 
 
 def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list[JobGpuOut]:
@@ -480,6 +495,3 @@ def _attribute(name: str) -> Callable[[_Shown], Any]:
 
 
 _OUTLINE, _FULL = fields(OutlineOut, _attribute), fields(FullOut, _attribute)
-_TASK = frozenset({"id", "label", "position", "stdout", "stderr"})
-_TASK_FULL = [(name, value) for name, value in _FULL if name in _TASK]
-_TASK_OUTLINE = [(name, value) for name, value in _OUTLINE if name in _TASK]

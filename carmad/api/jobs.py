@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -31,7 +31,7 @@ from carmad.api.job import SLURM, JobOut, Jobs, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
 from carmad.api.requests import Body, ParamName, StepStagesIn
-from carmad.api.rows import Pieces, Row, fold_past, row_out, rows_out
+from carmad.api.rows import Pieces, Row, fold_past, row_out
 from carmad.api.rows import count as count_jobs
 from carmad.api.rows import fold as fold_rows
 from carmad.api.why import WhyOut, why_out
@@ -152,7 +152,7 @@ def _write(one: Jobs, found: Iterable[Job], limit: int, alike: bool) -> bytes:
         listed = (row_out(row, one) for row in rows[:limit])
     else:
         first, more = split(found, limit)
-        listed = rows_out(first, one)
+        listed = chain.from_iterable(map(one.of_tasks, first))
     return as_json({"schema": SCHEMA, "more": more, "jobs": listed})
 
 

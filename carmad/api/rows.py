@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from math import fsum
-from typing import cast
 
 from starlette.responses import StreamingResponse
 
@@ -19,7 +18,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED
-from carmad.core.jobs.tasks import gapless, singly
+from carmad.core.jobs.tasks import gapless
 from carmad.core.messages import Step
 from carmad.core.scene import Scene
 from carmad.edge import Follower
@@ -125,17 +124,6 @@ def _tasks(row: Row) -> str:
     array = row[0].spec.array
     limit = f"%{array.limit}" if array and array.limit is not None else ""
     return ",".join(words) + limit
-
-
-def rows_out(jobs: Iterable[Job], one: Jobs) -> Iterator[JobOut]:
-    """A row for each task. The first may head the line; the others differ in little."""
-    for job in jobs:
-        tasks = singly([job])
-        yield one(next(tasks))
-        second: JobOut | None = None
-        for task in tasks:
-            second = second or one(task)
-            yield cast(JobOut, {**second, **one.of_task(task)})
 
 
 class Pieces(StreamingResponse):

@@ -339,18 +339,19 @@ def _sub_batch(job: Job) -> int | None:
     return None if size is None else size // job.accumulation
 
 
-def expand(pattern: str, job: Job) -> str:
+def expand(pattern: str, job: Job, ahead: int = 0) -> str:
     """A log file's name: %j id, %x name, %u user, %A array id, %a array index, %% a percent.
+    `ahead`: of the task that is so many behind the first that the job stands for.
 
     Outside an array %A is the job's id and %a is 0. A `/` in the job's name becomes `_`.
     """
     task = job.spec.array
     values = {
-        "j": str(job.id),
+        "j": str(job.id + ahead),
         "x": job.spec.name.replace("/", "_"),
         "u": job.spec.user,
         "A": str(task.array if task else job.id),
-        "a": str(task.index if task else 0),
+        "a": str(task.index + ahead * task.step if task else 0),
         "%": "%",
     }
     return fill(pattern, values)
@@ -361,12 +362,13 @@ def has_log(spec: JobSpec) -> bool:
     return spec.requeue or not spec.interactive
 
 
-def log_paths(job: Job) -> tuple[str, str]:
-    """Where the job's stdout and stderr go, as absolute paths; often the same."""
-    stdout = str(Path(job.spec.cwd) / expand(job.spec.stdout, job))
+def log_paths(job: Job, ahead: int = 0) -> tuple[str, str]:
+    """Where the job's stdout and stderr go, as absolute paths; often the same. `ahead`: as of
+    `expand`."""
+    stdout = str(Path(job.spec.cwd) / expand(job.spec.stdout, job, ahead))
     if job.spec.stderr is None:
         return stdout, stdout
-    return stdout, str(Path(job.spec.cwd) / expand(job.spec.stderr, job))
+    return stdout, str(Path(job.spec.cwd) / expand(job.spec.stderr, job, ahead))
 
 
 # -- limits, as files of its cgroup. The CPUs are a quota of processor time, not a set: the kernel

@@ -27,7 +27,6 @@ from carmad.api.rows import (
     PIECE,
     fold,
     row_out,
-    rows_out,
     visible_rows,
 )
 from carmad.api.wire import Selection, as_json, parse_selection
@@ -64,7 +63,7 @@ def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = N
 
 
 def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
-    return Jobs(scene, lambda job: ("out", "err"), (uid, a_spec().user), see_all)
+    return Jobs(scene, lambda job, ahead: ("out", "err"), (uid, a_spec().user), see_all)
 
 
 def test_the_elapsed_time_stops_at_the_end_and_while_the_job_is_suspended() -> None:
@@ -227,7 +226,7 @@ def test_tasks_that_wait_alike_are_written_as_each_of_them_would_be(uid: int) ->
     job = a_job(4, state=JobState.QUEUED, spec=spec, submitted_at=0.0)
     one = Jobs(scene_of(other, job), log_paths, (uid, a_spec().user), False)
     expected = [one(task) for task in singly([other, job])]
-    assert [*rows_out([other, job], one)] == expected
+    assert [*one.of_tasks(other), *one.of_tasks(job)] == expected
     assert expected[-1]["label"] == "4_25" and expected[-1].get("position") in (7, None)
 
 
@@ -237,14 +236,14 @@ def test_tasks_of_which_none_is_in_line_have_no_place() -> None:
         job = task(4, 1, state=state)
         job = replace(job, spec=replace(job.spec, array=ArrayTask(JobId(4), 1, more=2)))
         one = viewer(scene_of(job), see_all=True)
-        found = [*rows_out([job], one)]
+        found = [*one.of_tasks(job)]
         assert found == [one(each) for each in singly([job])]
         assert [each["position"] for each in found] == [None] * 3
 
 
 def test_what_json_has_no_word_for_is_null() -> None:
     job = a_job(1, prediction=Prediction(inf, "nobody"))
-    (out,) = json.loads(as_json(rows_out([job], viewer(scene_of(job)))))
+    (out,) = json.loads(as_json(viewer(scene_of(job)).of_tasks(job)))
     assert out["prediction"]["seconds"] is None
 
 

@@ -116,7 +116,7 @@ def hang(batch: str = "", **idle: Any) -> tuple[FakeServer, JobId, JobId]:
 
 def asked_why(server: FakeServer, id: JobId) -> dict[str, Any]:
     scene = server.scene
-    jobs = Jobs(scene, lambda job: ("out", "err"), (0, "root"), see_all=True)
+    jobs = Jobs(scene, lambda job, ahead: ("out", "err"), (0, "root"), see_all=True)
     return dict(why_out(scene.live[id], scene, [], jobs))
 
 
