@@ -32,7 +32,7 @@ from tests.terminal import Terminal
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("typer", "rich", "http.client", "sqlalchemy", "pydantic", "asyncio", "typing", "shutil")
+HEAVY = ("typer", "rich", "http.client", "sqlalchemy", "pydantic", "asyncio", "shutil")
 
 
 def script(path: Path, text: str, mode: int = 0o644) -> str:
