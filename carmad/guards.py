@@ -33,13 +33,11 @@ from carmad.learning.models import Model
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
 T = TypeVar("T")
-P = TypeVar("P")
 
 log = logging.getLogger(__name__)
 
 CORE_WAITS_S = 2.0  # for a policy, a predictor or a recovery: nothing else is decided meanwhile
-LONGEST_REST = 30  # times that: the longest time for which a plugin that hung is not called
-MOST_STUCK = 3  # abandoned threads per plugin: they cannot be killed
+REST = 30  # times that: for so long a plugin that was late is not called
 LOG_EVERY_S = 60.0
 LATE_S = 60.0  # for a plugin's heartbeat: what is asked of it has failed long before
 MOST_UNANSWERED = 8  # calls per user: an estimator that hangs must not take every thread
@@ -60,76 +58,6 @@ class Trouble:
     over: bool = False  # it has worked since
 
 
-class _Answer:
-    """A thread's future answer. A `Future` takes ten times as long, and every change of a queued
-    job is a call."""
-
-    def __init__(self) -> None:
-        self._unsaid = threading.Lock()
-        self._unsaid.acquire()
-        self._value: Any = None
-        self._error: Exception | None = None
-
-    def say(self, value: object, error: Exception | None = None) -> None:
-        self._value, self._error = value, error
-        self._unsaid.release()
-
-    @property
-    def is_answered(self) -> bool:
-        return not self._unsaid.locked()
-
-    def await_it(self, within_s: float) -> bool:
-        """False: there is no answer yet."""
-        there = self._unsaid.acquire(timeout=within_s)
-        if there:
-            self._unsaid.release()
-        return there
-
-    def result(self) -> Any:
-        """Wait for the plugin's answer. Raises what the plugin raised."""
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
-class _Worker(Generic[P]):
-    """A thread in which a plugin runs, one call after the other."""
-
-    def __init__(self, name: str, make: Callable[[], P]) -> None:
-        self._questions: SimpleQueue[tuple[Callable[[P], object], _Answer] | None]
-        self._questions = SimpleQueue()
-        args = name, make
-        self._thread = threading.Thread(target=self._serve, args=args, name=name, daemon=True)
-        self._thread.start()
-
-    def ask(self, question: Callable[[P], object]) -> _Answer:
-        answer = _Answer()
-        self._questions.put((question, answer))
-        return answer
-
-    def leave(self) -> None:
-        """Abandon the thread: it ends when the plugin returns, if it does."""
-        self._questions.put(None)
-
-    def where(self) -> str:
-        """Its stack, for the log."""
-        return beats.stack(self._thread.ident or 0)
-
-    def _serve(self, name: str, make: Callable[[], P]) -> None:
-        plugin: P | None = None
-        with beats.beating(name, LATE_S):
-            while asked := self._questions.get():
-                question, answer = asked
-                beats.at("a question")
-                try:
-                    plugin = plugin or make()
-                    answer.say(question(plugin))
-                except BaseException as error:  # noqa: BLE001 - foreign code may call sys.exit
-                    answer.say(None, _as_exception(error))
-                beats.idle()
-                del question, answer, asked  # otherwise they would be kept until the next call
-
-
 class _Plugin(Protocol):
     @property
     def name(self) -> str: ...
@@ -142,37 +70,43 @@ class _Guard(Generic[N]):
     """Calls a plugin that may raise or hang, without stopping the daemon.
 
     The plugin runs in its own thread. A call that takes too long fails, and so does every later
-    call until the thread returns, and for a while after that: twice as long each time. A thread
-    that does not return is replaced by a new one with a new plugin (`make`), as often as
-    `MOST_STUCK` allows; after that, the daemon must be restarted.
+    call until the thread returns, and for a while after that; what stands in for the plugin decides
+    meanwhile. A thread cannot be killed: if it never returns, the daemon must be restarted.
     """
 
     kind: ClassVar[str]
     without: str = ""  # what becomes of jobs while it cannot answer
 
-    def __init__(
-        self, plugin: N, timeout_s: float = CORE_WAITS_S, make: Callable[[], N] | None = None
-    ) -> None:
+    def __init__(self, plugin: N, timeout_s: float = CORE_WAITS_S) -> None:
         self.name = plugin.name
         self.trouble: Trouble | None = None
+        self._plugin = plugin
         self._label = f"{self.kind} {plugin.name}"
         self._timeout_s = timeout_s
-        self._make = make
         self._one_at_a_time = threading.Lock()
-        self._worker = self._new_worker(lambda: plugin)
-        self._late: _Answer | None = None  # the call that has not returned
-        self._stuck: list[_Answer] = []  # those of abandoned threads
-        self._hung_at = -math.inf  # monotonic, as are the next two
-        self._rest_s = timeout_s
+        self._questions: SimpleQueue[tuple[Callable[[N], object], Future[Any]]] = SimpleQueue()
+        self._thread = beats.thread(self._label.replace(" ", "-"), LATE_S, self._serve)
+        self._thread.start()
+        self._late: Future[Any] | None = None  # the call that took too long
+        self._again_at = -math.inf  # monotonic, as is the next
         self._logged_at = -math.inf
         self._logged = False  # the current trouble was logged
         self._fails_at = ""  # the kind of call it began with: it is over once that succeeds
+
+    def _serve(self) -> None:
+        """The plugin's thread: one call after the other."""
+        while True:
+            question, answer = self._questions.get()
+            beats.at("a question")
+            _answer(answer, lambda question=question: question(self._plugin))
+            beats.idle()
+            del question, answer  # otherwise they would be kept until the next call
 
     def _ask(self, question: Callable[[N], T], what: str, valid: Callable[[T], bool]) -> T:
         """Raises what the plugin raises, TimeoutError, or TypeError for an invalid answer."""
         with self._one_at_a_time:
             try:
-                answer = self._answer(question, what)
+                answer = self._await_answer(question, what)
                 if not valid(answer):
                     raise TypeError(f"it answered {answer!r:.200}")
             except Exception as error:
@@ -182,41 +116,18 @@ class _Guard(Generic[N]):
                 self._works(self.trouble)
             return answer
 
-    def _answer(self, question: Callable[[N], T], what: str) -> T:
-        self._require_free()
-        answer = self._worker.ask(question)
-        if not answer.await_it(self._timeout_s):
-            self._late = answer
-            now = time.monotonic()
-            again = now - self._hung_at < 2 * self._rest_s + self._timeout_s * LONGEST_REST
-            longer = min(2 * self._rest_s, self._timeout_s * LONGEST_REST)
-            self._rest_s = longer if again else self._timeout_s
-            self._hung_at = now
-            raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
-        found: T = answer.result()
-        return found
-
-    def _require_free(self) -> None:
-        if self._late and self._late.is_answered:
-            self._late = None
-        rested_s = time.monotonic() - self._hung_at
-        if self._late and rested_s >= self._timeout_s * LONGEST_REST:
-            self._give_up(self._late)
-        if self._late:
+    def _await_answer(self, question: Callable[[N], T], what: str) -> T:
+        if self._late and not self._late.done():
             raise TimeoutError("it still has not answered an earlier question")
-        if rested_s < self._rest_s:
+        if time.monotonic() < self._again_at:
             raise TimeoutError("it was late with an earlier answer, and is not asked for a while")
-
-    def _give_up(self, late: _Answer) -> None:
-        self._stuck = [each for each in self._stuck if not each.is_answered]
-        if self._make and len(self._stuck) < MOST_STUCK:
-            self._stuck.append(late)
-            self._worker.leave()
-            self._worker, self._late = self._new_worker(self._make), None
-            log.warning("the %s has not returned, and is reloaded", self._label)
-
-    def _new_worker(self, make: Callable[[], N]) -> _Worker[N]:
-        return _Worker(self._label.replace(" ", "-"), make)
+        self._late = None
+        answer: Future[T] = Future()
+        self._questions.put((question, answer))
+        if not wait([answer], self._timeout_s).done:
+            self._late, self._again_at = answer, time.monotonic() + REST * self._timeout_s
+            raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
+        return answer.result()
 
     def _fails(self, error: Exception, what: str) -> None:
         now, text = time.time(), f"{error!r:.200}"
@@ -229,7 +140,7 @@ class _Guard(Generic[N]):
         if not self._logged and time.monotonic() - self._logged_at >= LOG_EVERY_S:
             self._logged, self._logged_at = True, time.monotonic()
             hangs = self._late is not None
-            where = f"; it is at\n{self._worker.where()}" if hangs else ""
+            where = f"; it is at\n{beats.stack(self._thread.ident or 0)}" if hangs else ""
             shown = None if hangs else error
             log.error("the %s fails: %s%s", self._label, self.without, where, exc_info=shown)
 
@@ -239,8 +150,13 @@ class _Guard(Generic[N]):
             log.warning("the %s answers again; it failed %d times", self._label, trouble.times)
 
 
-def _as_exception(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else RuntimeError(f"it gave up: {error!r:.200}")
+def _answer(answer: Future[Any], find: Callable[[], object]) -> None:
+    """Call foreign code for it."""
+    try:
+        answer.set_result(find())
+    except BaseException as error:  # noqa: BLE001 - it may call sys.exit
+        gave_up = RuntimeError(f"it gave up: {error!r:.200}")
+        answer.set_exception(error if isinstance(error, Exception) else gave_up)
 
 
 class GuardedPolicy(_Guard[Policy]):
@@ -250,11 +166,10 @@ class GuardedPolicy(_Guard[Policy]):
         self,
         policy: Policy,
         timeout_s: float = CORE_WAITS_S,
-        make: Callable[[], Policy] | None = None,
         deputy: str = "",
     ) -> None:
         """`deputy`: the policy that decides while this one fails."""
-        super().__init__(policy, timeout_s, make)
+        super().__init__(policy, timeout_s)
         self.without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
 
     def order(self, job: Job) -> float:
@@ -322,12 +237,8 @@ class GuardedEstimator:
         def find() -> None:
             with beats.beating(f"estimator-{self.name}", self._timeout_s):
                 beats.at("an estimate")
-                try:
-                    answer.set_result(self._estimator.estimate(spec))
-                except BaseException as error:  # noqa: BLE001 - foreign code may call sys.exit
-                    answer.set_exception(_as_exception(error))
-                finally:
-                    room.release()
+                _answer(answer, lambda: self._estimator.estimate(spec))
+                room.release()
 
         try:
             threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()

@@ -48,10 +48,7 @@ def fallback(settings: Settings) -> GuardedPolicy | None:
 
 
 def _policy(name: str, settings: Settings, deputy: str = "") -> GuardedPolicy:
-    def make() -> Policy:
-        return cast(Policy, _load("policies", name, settings))
-
-    return GuardedPolicy(make(), make=make, deputy=deputy)
+    return GuardedPolicy(cast(Policy, _load("policies", name, settings)), deputy=deputy)
 
 
 def bare_policy(settings: Settings) -> Policy:
@@ -60,7 +57,7 @@ def bare_policy(settings: Settings) -> Policy:
 
 
 def predictor(settings: Settings) -> GuardedPredictor:
-    return GuardedPredictor(bare_predictor(settings), make=lambda: bare_predictor(settings))
+    return GuardedPredictor(bare_predictor(settings))
 
 
 def bare_predictor(settings: Settings) -> Predictor:
@@ -68,7 +65,7 @@ def bare_predictor(settings: Settings) -> Predictor:
 
 
 def recovery(settings: Settings) -> GuardedRecovery:
-    return GuardedRecovery(bare_recovery(settings), make=lambda: bare_recovery(settings))
+    return GuardedRecovery(bare_recovery(settings))
 
 
 def bare_recovery(settings: Settings) -> Recovery:
