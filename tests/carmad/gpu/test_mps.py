@@ -200,15 +200,6 @@ def test_a_daemon_of_the_other_scope_that_has_died_is_in_nobody_s_way(bench: Ben
     assert old.healthy(GPU) and old.clients(GPU) == {11}, "no pipe of the dead one misleads"
 
 
-def test_a_daemon_of_an_earlier_release_is_adopted(bench: Bench) -> None:
-    """It noted only its flags."""
-    mps = bench.mps()
-    mps.start(GPU)
-    (bench.root / "mps" / GPU / "flags").write_text("-f")
-    bench.mps().start(GPU)
-    assert len(bench.starts) == 1
-
-
 def test_every_user_reaches_the_pipe_and_none_can_take_it_away(bench: Bench) -> None:
     mps = bench.mps()
     before = os.umask(0o077)
