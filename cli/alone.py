@@ -13,11 +13,11 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carmad.errors import CarmaError
 from carmad.paths import HOME, OWN, python, user_runtime_dir
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -3,10 +3,11 @@ commands name them. Imports stay light."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carma_client.transport import TIMEOUT_S, Blocking, Broken, Daemon, parse, with_query
 from cli.problems import Refused, Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any

@@ -3,6 +3,8 @@ server."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 MEMINFO, STAT = "/proc/meminfo", "/proc/stat"
 
 
@@ -16,13 +18,13 @@ class Host:
         self.look()
 
     def look(self) -> None:
-        with open(STAT, "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+        with Path(STAT).open("rb") as file:
             times = [int(word) for word in file.readline().split()[1:9]]  # without guests' time
         whole, busy = sum(times), sum(times) - sum(times[3:5])  # idle, and waiting for a disk
         if whole > self._all > 0:
             self.cpu = min(1.0, max(0.0, (busy - self._busy) / (whole - self._all)))
         self._busy, self._all = busy, whole
-        with open(MEMINFO, "rb") as file:  # noqa: PTH123
+        with Path(MEMINFO).open("rb") as file:
             lines = [line.split() for line in file]
         kib = {words[0]: int(words[1]) for words in lines if words}
         self.total_mib = kib[b"MemTotal:"] >> 10

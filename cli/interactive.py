@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from carmad.added import take_back
 from carmad.errors import CarmaError
@@ -23,7 +24,6 @@ from carmad.states import ENDED, NEW
 from cli import client, relay
 from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, note, report
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn, TypeVar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from carmad.errors import CarmaError
 from carmad.notify import addresses
@@ -10,7 +11,6 @@ from carmad.readable import clean
 from cli import client
 from cli.problems import Problem, note
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 USED_S = 0.003  # of processor time between two looks, a second apart
 
@@ -50,14 +51,14 @@ def _typed_at() -> float:
 
 def _list(path: str) -> list[str]:
     try:
-        return os.listdir(path)  # noqa: PTH208 - pathlib is slow to import
+        return [entry.name for entry in Path(path).iterdir()]
     except OSError:  # it has just ended
         return []
 
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with Path(path).open("rb") as file:
             return file.read()
     except OSError:
         return b""
