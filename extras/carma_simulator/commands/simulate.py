@@ -128,14 +128,18 @@ def simulate(
         ),
     ] = None,
     config: Annotated[
-        Path | None, option("--config", help="settings file to use instead of the defaults")
+        Path | None,
+        option("--config", metavar="FILE", help="settings file to use instead of the defaults"),
     ] = None,
     html: Annotated[
-        Path | None, option("--html", help="write a report with charts to this file")
+        Path | None,
+        option("--html", metavar="FILE", help="write a report with charts to this file"),
     ] = None,
-    csv: Annotated[Path | None, option("--csv", help="write the metrics, one row per run")] = None,
+    csv: Annotated[
+        Path | None, option("--csv", metavar="FILE", help="write the metrics, one row per run")
+    ] = None,
     csv_jobs: Annotated[
-        Path | None, option("--csv-jobs", help="write one row per job and run")
+        Path | None, option("--csv-jobs", metavar="FILE", help="write one row per job and run")
     ] = None,
     json: Annotated[
         bool, option("--json", help="print metrics, jobs and attempts as JSON")
@@ -143,12 +147,18 @@ def simulate(
     report: Annotated[
         Path | None,
         option(
-            "--report", help="of a single run: write what `carma stats --report` says, .md or .html"
+            "--report",
+            metavar="FILE",
+            help="of a single run: write what `carma stats --report` says, .md or .html",
         ),
     ] = None,
     export: Annotated[
         Path | None,
-        option("--export", help="simulate nothing: write the trace, as .csv or .parquet"),
+        option(
+            "--export",
+            metavar="FILE",
+            help="simulate nothing: write the trace, as .csv or .parquet",
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
