@@ -115,7 +115,7 @@ def test_it_is_told_everywhere_and_put_in_force_by_a_command(carmad: Carmad) -> 
     carmad.ended(carmad.sh("true"))
     report = carmad.get("/v1/report")
     assert said in as_markdown(report)
-    assert said in carmad.carma("report", "--since", "1d").replace("\\", "")
+    assert said in carmad.carma("stats", "--report", "week", "--since", "1d").replace("\\", "")
     waits = carmad.sh("sleep 600"), carmad.sh("sleep 1", expected_s=1.0)
     assert carmad.carma("config", "set", "policy", "carma") == (
         "the policy carma decides from now on\n"

@@ -476,9 +476,9 @@ def test_a_report_is_mailed_on_request(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("logging.disable", lambda: None)  # of this process, it would stay
-    assert run(["report", "--mail"]) == 1, "there is no file of addresses"
+    assert run(["stats", "--report", "week", "--mail"]) == 1, "there is no file of addresses"
     configured(tmp_path, target.url)
-    assert run(["report", "--mail"]) == 0
+    assert run(["stats", "--report", "week", "--mail"]) == 0
     assert "json: sent" in capsys.readouterr().out
     assert "| alice" in target.got[0]["message"] and "Nov 2026" in target.got[0]["title"]
 
@@ -701,7 +701,7 @@ def test_mail_from_the_daemon(folder: Path) -> None:
         settings = {"CARMA_NOTIFY__MAIL": served.way, "CARMA_NOTIFY__DOMAIN": "lab.org"}
         with running(folder, **NO_KERNELS, **settings) as daemon:
             daemon.env |= {"XDG_CONFIG_HOME": str(base)}
-            assert f"mail to {me}: sent" in daemon.carma("notify", "--test")
+            assert f"mail to {me}: sent" in daemon.carma("doctor", "--notify")
             daemon.carma("submit", "--mail-type=FAIL", "--name", "mine", "/bin/sh", "-c", "exit 3")
             until(lambda: len(served.got) == 2, "a mail")
             assert "job 1 mine: failed, exit code 3" in served.got[1]["Subject"]
@@ -717,7 +717,7 @@ def test_mail_from_the_daemon(folder: Path) -> None:
         (folder / "two").mkdir()
         with running(folder / "two", **NO_KERNELS) as daemon:
             daemon.env |= {"XDG_CONFIG_HOME": str(base)}
-            refused = daemon.carma("notify", "--test", rc=None)
+            refused = daemon.carma("doctor", "--notify", rc=None)
             assert "notify.conf" in refused
 
 
@@ -733,8 +733,8 @@ def test_a_job_tells_its_owner(folder: Path, target: Target) -> None:
         daemon.carma("submit", "--mail-type", "END", "--hold", "true")
         assert daemon.job(1)["notify"] is None
         configured(base, target.url)
-        assert "1 address" in daemon.carma("notify")
-        assert "json: sent" in daemon.carma("notify", "--test")
+        assert "1 address" in daemon.carma("doctor", "--notify")
+        assert "json: sent" in daemon.carma("doctor", "--notify")
         assert target.got.pop()["title"].endswith("test")
         shell = "/bin/sh", "-c", "echo oh no; exit 3"
         daemon.carma("submit", "--mail-type=END,FAIL", "--name", "mine", *shell)
