@@ -550,7 +550,7 @@ def test_its_help_looks_like_others(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_other_commands_do_not_wait_for_the_simulator() -> None:
     code = (
-        "import sys, cli.main, cli.help;"
+        "import sys, cli.main, cli.app; cli.app.load(cli.app.verbs.OWN['why']);"
         "print([m for m in sys.modules if m.startswith('carma_simulator')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
