@@ -182,10 +182,11 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 def option(*flags: str, help: str, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
-    """`read`: of `cli.parse`."""
+    """`read`: of `cli.parse`. Without a `metavar`, it is a switch."""
     if read:
         more["parser"] = _reading(read)
-    return typer.Option(*flags, help=_escape(help), show_default=False, **more)
+    about = {"metavar": "", "show_default": False, **more}
+    return typer.Option(*flags, help=_escape(help), **about)
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -278,7 +279,7 @@ def _show_all(ctx: typer.Context) -> None:
 
 Everything = Annotated[
     bool,
-    typer.Option(EVERYTHING, help="show all of this help", is_eager=True, callback=_help_all),
+    option(EVERYTHING, help="show all of this help", is_eager=True, callback=_help_all),
 ]
 
 
@@ -354,7 +355,7 @@ def main(
     ] = output.AUTO,
     version: Annotated[
         bool,
-        typer.Option("--version", help="print the version", is_eager=True, callback=_version),
+        option("--version", help="print the version", is_eager=True, callback=_version),
     ] = False,
     everything: Everything = False,
 ) -> None:

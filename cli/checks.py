@@ -3,7 +3,8 @@ named as the option that asks for it alone. Imports stay light."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 

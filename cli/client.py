@@ -3,11 +3,12 @@ commands name them."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carma_client.client import Client
 from carma_client.transport import TIMEOUT_S, Broken, with_query
 from cli.problems import Refused, Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any

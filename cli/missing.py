@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
@@ -72,17 +73,16 @@ def _refuse_script(body: dict[str, Any]) -> None:
             break
     else:
         return
-    path = os.path.join(body["cwd"], word)  # noqa: PTH118 - pathlib is slow to import
-    if "{" in word or os.path.exists(path):  # noqa: PTH110
+    path = Path(body["cwd"], word)
+    if "{" in word or path.exists():
         return
-    folder, _, name = path.rpartition("/")
-    hint = _nearest(name, _names(folder), ANYWAY)
+    hint = _nearest(path.name, _names(str(path.parent)), ANYWAY)
     raise Usage(f"there is no script {word!r} in {body['cwd']}", hint)
 
 
 def _refuse_environment(name: str, env: dict[str, str]) -> None:
     """Raise Usage if conda lists its environments, and this one is not among them."""
-    home = os.path.expanduser("~")  # noqa: PTH111
+    home = Path.home()
     paths = [line.rstrip("/") for line in _lines(f"{home}/.conda/environments.txt")]
     if exe := env.get("CONDA_EXE"):
         root = exe.rpartition("/")[0].rpartition("/")[0]
@@ -91,7 +91,7 @@ def _refuse_environment(name: str, env: dict[str, str]) -> None:
     else:
         names = set()
     if "/" in name:
-        if not os.path.isdir(os.path.expanduser(name)):  # noqa: PTH111, PTH112
+        if not Path(name).expanduser().is_dir():
             raise Usage(f"there is no conda environment {name}", f"`conda env list`; {ANYWAY}")
     elif names and name not in names:
         hint = _nearest(name, names, f"`conda env list` shows yours; {ANYWAY}")
@@ -100,8 +100,8 @@ def _refuse_environment(name: str, env: dict[str, str]) -> None:
 
 def _refuse_folder(file: str, cwd: str) -> None:
     """Of a log."""
-    folder = os.path.join(cwd, file).rpartition("/")[0] or "/"  # noqa: PTH118
-    if "%" not in folder and not os.path.isdir(folder):  # noqa: PTH112
+    folder = str(Path(cwd, file).parent)
+    if "%" not in folder and not Path(folder).is_dir():
         hint = f"mkdir -p {folder}"
         if "$" in folder or file.startswith("~"):
             hint = "variables and ~ are not replaced here: write the path out"
@@ -135,14 +135,14 @@ def _nearest(word: str, names: Iterable[str], otherwise: str) -> str:
 
 def _names(folder: str) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208
+        return [entry.name for entry in Path(folder).iterdir()]
     except OSError:
         return []
 
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
             return file.read().split()
     except OSError:
         return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from argparse import ArgumentTypeError
+from typing import TYPE_CHECKING
 
 from carmad.options import (
     AUTO_MIB,
@@ -23,7 +24,6 @@ from carmad.options import (
     TOLD_OF,
 )
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime

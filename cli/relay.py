@@ -6,8 +6,9 @@ import fcntl
 import os
 import signal
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def _has_ended(child: int) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+    with Path(f"/proc/{pid}/stat").open("rb") as file:
         return file.read().rpartition(b")")[2].split()[0] == b"T"
 
 
@@ -98,7 +99,7 @@ def _goes_to_all(slurmstepd: int, ending: bool) -> bool:
     """Whether slurmstepd signals all processes. Where it has cgroups, it signals those that it
     started itself; elsewhere all, unless it means the batch script alone, as by `--signal=B:USR1`,
     and we are in its place by `exec`."""
-    with open("/proc/self/cgroup", "rb") as file:  # noqa: PTH123
+    with Path("/proc/self/cgroup").open("rb") as file:
         if b"slurm" in file.read():
             return False
     in_its_place = os.getppid() == slurmstepd and "SLURM_STEP_ID" not in os.environ
@@ -107,7 +108,7 @@ def _goes_to_all(slurmstepd: int, ending: bool) -> bool:
 
 def _name(pid: int) -> bytes:
     try:
-        with open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123
+        with Path(f"/proc/{pid}/comm").open("rb") as file:
             return file.read().strip()
     except OSError:
         return b""  # it has ended, or is hidden

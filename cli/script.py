@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carmad.options import MAX_PARAMS, MAX_SCRIPT_BYTES, MAX_TASKS
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
@@ -39,7 +40,7 @@ class Script:
         lost: str = "",
     ):
         self.path = path
-        self.name = os.path.basename(path)  # noqa: PTH119 - pathlib is slow to import
+        self.name = Path(path).name
         self.interpreter = interpreter
         self.directives = directives
         self.data = data
@@ -67,7 +68,7 @@ def find_script(word: str) -> Script | None:
     if not _is_here(word) or not (data := _read(word)):
         return None
     text = data[:HEAD_BYTES].decode(errors="replace")
-    path = os.path.abspath(word)  # noqa: PTH100
+    path = os.path.abspath(word)  # noqa: PTH100 - without following links
     directives, lost = _directives(path, text)
     interpreter = _interpreter(text) or (("/bin/sh",) if directives else ())
     executable = os.access(word, os.X_OK)
@@ -96,19 +97,20 @@ def read_script(word: str, data: bytes) -> Script:
             "For instance: #!/bin/sh",
         )
     _refuse_line_breaks(word, text)
-    path = os.path.abspath(word)  # noqa: PTH100
+    path = os.path.abspath(word)  # noqa: PTH100 - without following links
     directives, lost = _directives(path, text)
     return Script(path, interpreter, directives, data, lost)
 
 
 def runnable(word: str) -> str:
     """Also finds programs in the current directory, after those on PATH."""
-    return os.path.abspath(word) if _is_here(word) and "/" not in word else word  # noqa: PTH100
+    is_here = _is_here(word) and "/" not in word
+    return os.path.abspath(word) if is_here else word  # noqa: PTH100
 
 
 def _is_here(word: str) -> bool:
     try:
-        there = stat.S_ISREG(os.stat(word).st_mode)  # noqa: PTH116
+        there = stat.S_ISREG(Path(word).stat().st_mode)
     except (OSError, ValueError):
         return False
     return there and ("/" in word or not _on_path(word))
@@ -123,7 +125,7 @@ def _read(path: str) -> bytes:
     """The file, up to what is too large to copy; b"" if it does not begin as text does, or is not
     readable."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with Path(path).open("rb") as file:
             head = file.read(HEAD_BYTES)
             _refuse_mark(path, head)
             return b"" if b"\0" in head else head + file.read(MAX_SCRIPT_BYTES + 1 - len(head))
@@ -284,7 +286,7 @@ def _read_columns(path: str) -> Columns:
     import io
 
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:  # noqa: PTH123
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
             text = file.read(MAX_CHARACTERS + 1)  # it may never end
         if len(text) > MAX_CHARACTERS:
             raise Usage(f"{path} is larger than {MAX_CHARACTERS >> 20} MiB")

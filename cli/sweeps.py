@@ -3,11 +3,12 @@ Imports stay light."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carmad.readable import clean
 from cli.problems import Usage
 from cli.text import NOTHING
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal

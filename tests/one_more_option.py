@@ -66,7 +66,7 @@ def found(folder: Path) -> dict[str, Any]:
         body = {"argv": ["true"], "cwd": "/", "warm_up_s": 0.0}
         return {
             "help": carma("submit", "--help"),
-            "completion": carma("completion", "bash"),
+            "completion": carma("submit", "--help-all"),
             "stored": [daemon.store.job(id).spec.warm_up_s for id in (1, 2, 3, 4)],
             "answer": daemon.call("GET", "/v1/jobs/1")[1]["warm_up_s"],
             "show": [carma("show", str(id)) for id in (1, 4)],

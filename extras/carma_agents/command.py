@@ -30,45 +30,27 @@ def _hours(text: str) -> float:
     return hours
 
 
+def _verbs(flag: str, does: str) -> Any:
+    about = f"{does}: {', '.join(VERBS)}; may be repeated"
+    return option(flag, metavar="VERB", read=exact(*VERBS), help=about)
+
+
+ASK = "the same, but the program that the agent runs in asks you each time"
+FOLDER = (
+    "let the agent submit and change only jobs whose working directory is below this one; may be"
+    " repeated"
+)
+HOURS = "what the agent lets run may take so many GPU-hours in all, by the jobs' time limits"
+
+
 def mcp(
-    allow: Annotated[
-        list[Any] | None,
-        option(
-            "--allow",
-            metavar="VERB",
-            read=exact(*VERBS),
-            help=f"let the agent do this, too: {', '.join(VERBS)}; may be repeated",
-        ),
-    ] = None,
-    ask: Annotated[
-        list[Any] | None,
-        option(
-            "--ask",
-            metavar="VERB",
-            read=exact(*VERBS),
-            help="the same, but the program that the agent runs in asks you each time; may be"
-            " repeated",
-        ),
-    ] = None,
+    allow: Annotated[list[Any] | None, _verbs("--allow", "let the agent do this, too")] = None,
+    ask: Annotated[list[Any] | None, _verbs("--ask", ASK)] = None,
     folder: Annotated[
-        list[Any] | None,
-        option(
-            "--folder",
-            metavar="DIR",
-            read=_folder,
-            help="let the agent submit and change only jobs whose working directory is below this"
-            " one; may be repeated",
-        ),
+        list[Any] | None, option("--folder", metavar="DIR", read=_folder, help=FOLDER)
     ] = None,
     max_gpu_hours: Annotated[
-        float | None,
-        option(
-            "--max-gpu-hours",
-            metavar="HOURS",
-            read=_hours,
-            help="what the agent lets run may take so many GPU-hours in all, by the jobs' time"
-            " limits",
-        ),
+        float | None, option("--max-gpu-hours", metavar="HOURS", read=_hours, help=HOURS)
     ] = None,
 ) -> int:
     """It speaks on stdin and stdout: the agent's program starts it. The agent sees what you may

@@ -24,18 +24,16 @@ SINFO = Word("sinfo", _RUN)
 SRUN = Word("srun", _RUN)
 SALLOC = Word("salloc", _RUN)
 
+_LINKS = "carma_slurm.links"
+_INSTALL = "Put Slurm's commands on PATH, as links to carma."
 SLURM_COMMANDS = Command(
     "slurm-commands",
-    "carma_slurm.links",
+    _LINKS,
     "Put sbatch, squeue and others on PATH, done by CARMA, or remove them.",
     ADMINISTRATION,
     (
-        Command(
-            "slurm-commands install",
-            "carma_slurm.links",
-            "Put Slurm's commands on PATH, as links to carma.",
-        ),
-        Command("slurm-commands remove", "carma_slurm.links", "Remove these links."),
+        Command("slurm-commands install", _LINKS, _INSTALL),
+        Command("slurm-commands remove", _LINKS, "Remove these links."),
     ),
 )
 

@@ -369,9 +369,9 @@ def test_a_broken_package_takes_no_completion_and_no_verb_of_others(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["completion", "bash"]) == 0
+    assert run(["--help-all"]) == 0
     out = capsys.readouterr().out
-    assert " lost)" in out and " heard) words='--help --loud'" in out
+    assert " lost " in out and " heard " in out
     points = installed / "lab_broken-1.0.dist-info/entry_points.txt"
     points.write_text("[carma.commands]\nno-daemon = lab_broken.nowhere:verb\n")
     monkeypatch.setattr("carmad.installed.DISTRIBUTION", "lab_broken")  # ours has one, too

@@ -396,17 +396,16 @@ def test_a_shell_in_a_running_job_has_its_gpus_and_ends_with_it(daemon: Carmad) 
 def test_a_command_in_a_running_job(daemon: Carmad) -> None:
     id = daemon.sh("exec sleep 1000", export={"GREETING": "hello"})
     daemon.supervisor(id)
-    said = daemon.carma("exec", str(id), "--", "sh", "-c", "echo $GREETING; pwd; exit 3", rc=3)
+    said = daemon.carma("attach", str(id), "--", "sh", "-c", "echo $GREETING; pwd; exit 3", rc=3)
     assert said.split() == ["hello", str(daemon.work)]
-    assert "command not found" in daemon.carma("exec", "last", "no-such", rc=1)
-    assert "name a running job" in daemon.carma("exec", rc=2)
-    assert "use `carma exec" in daemon.carma("attach", "1", "sh", rc=2)
-    inside = Terminal(daemon, *CARMA, "exec", "1", "sleep", "1000")
+    assert "command not found" in daemon.carma("attach", "last", "no-such", rc=1)
+    assert "missing argument" in daemon.carma("attach", rc=2)
+    inside = Terminal(daemon, *CARMA, "attach", "1", "sleep", "1000")
     until(lambda: Path(f"/proc/{inside.pid}/comm").read_text() == "sleep\n", "it to join")
     daemon.cancel(id)
     assert inside.ended() == -signal.SIGTERM
     assert daemon.ended(id)["state"] == "cancelled"
-    assert "is not running" in daemon.carma("exec", "1", "true", rc=1)
+    assert "is not running" in daemon.carma("attach", "1", "true", rc=1)
 
 
 def test_an_idle_job_is_ended_and_its_terminal_told(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatc
     assert program.script[1:] == ("resnet50", "--batch-size", "8")
     assert Path(program.script[0]).is_file()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Unreadable, match=r"torch and timm: carma extras install estimators"):
+    with pytest.raises(Unreadable, match=r"torch and timm, of the optional part estimators"):
         parse(spec("timm:resnet50"))
 
 

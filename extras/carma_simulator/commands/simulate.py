@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
+from carma_simulator.commands import what_if as program
 from carmad import paths, registry
 from carmad.errors import CarmaError
 from carmad.readable import clean, duration
@@ -40,10 +41,6 @@ PHYSICS = "physics."
 ALL = "all"  # instead of a policy's name
 TOLD_REJECTED = 3
 STDOUT = Path("-")
-
-
-def _complete_policies(incomplete: str) -> list[str]:
-    return [name for name in registry.names("policies") if name.startswith(incomplete)]
 
 
 def simulate(
@@ -72,7 +69,9 @@ def simulate(
             "-p",
             "--policy",
             metavar="NAME",
-            autocompletion=_complete_policies,
+            autocompletion=lambda incomplete: [
+                name for name in registry.names("policies") if name.startswith(incomplete)
+            ],
             help=f"policy to simulate; repeat, or all, to compare: {', '.join(POLICIES)}",
         ),
     ] = None,
@@ -128,27 +127,33 @@ def simulate(
         ),
     ] = None,
     config: Annotated[
-        Path | None, option("--config", help="settings file to use instead of the defaults")
+        Path | None,
+        option("--config", metavar="FILE", help="settings file to use instead of the defaults"),
     ] = None,
     html: Annotated[
-        Path | None, option("--html", help="write a report with charts to this file")
+        Path | None,
+        option("--html", metavar="FILE", help="write a report with charts to this file"),
     ] = None,
-    csv: Annotated[Path | None, option("--csv", help="write the metrics, one row per run")] = None,
+    csv: Annotated[
+        Path | None, option("--csv", metavar="FILE", help="write the metrics, one row per run")
+    ] = None,
     csv_jobs: Annotated[
-        Path | None, option("--csv-jobs", help="write one row per job and run")
+        Path | None, option("--csv-jobs", metavar="FILE", help="write one row per job and run")
     ] = None,
     json: Annotated[
         bool, option("--json", help="print metrics, jobs and attempts as JSON")
     ] = False,
     report: Annotated[
         Path | None,
-        option(
-            "--report", help="of a single run: write what `carma stats --report` says, .md or .html"
-        ),
+        option("--report", metavar="FILE", help="of a single run: as `carma stats --report`"),
     ] = None,
     export: Annotated[
         Path | None,
-        option("--export", help="simulate nothing: write the trace, as .csv or .parquet"),
+        option(
+            "--export",
+            metavar="FILE",
+            help="simulate nothing: write the trace, as .csv or .parquet",
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -160,17 +165,13 @@ def simulate(
         option(
             "--what-if",
             min=1,
-            max=10_000,
             metavar="DAYS",
-            help="for programs, such as the page: of the last days' jobs, under --policy, with a"
-            " line of JSON for each news, until standard input ends",
+            help="for programs: the last days' jobs under --policy, news as lines of JSON",
         ),
     ] = None,
 ) -> int:
     os.environ.pop("PYTHONPATH", None)  # it is not for the processes that do the work
     if what_if is not None:
-        from carma_simulator.commands import what_if as program
-
         return program.what_if(what_if, policies or [])
     files = html, csv, csv_jobs, report
     _check_files(json, *files)

@@ -291,8 +291,7 @@ def of_user(label: str, user: str) -> None:
 
 
 def cancel(options: Namespace) -> int:
-    json = bool(options.json)
-    return _each(options.jobs, options.user, json, ("scancel", "--quiet"), "cancelled")
+    return _each(options.jobs, options.user, options.json, ("scancel", "--quiet"), "cancelled")
 
 
 def hold(jobs: Sequence[str], user: str | None = None, json: bool = False) -> int:

@@ -37,9 +37,8 @@ def declare(parser: Parser) -> None:
     add("--me", action="store_true", help="only your own jobs")
     names: dict[str, Any] = {"dest": "name", "default": env("SQUEUE_NAMES"), "metavar": "NAMES"}
     add("-n", "--name", "--names", **names, help="only jobs of these names")
-    state = env("SQUEUE_STATES")
-    about = "R,PD,…, or all"
-    add("-t", "--states", "--state", dest="states", default=state, metavar="STATES", help=about)
+    states: dict[str, Any] = {"dest": "states", "default": env("SQUEUE_STATES")}
+    add("-t", "--states", "--state", **states, metavar="STATES", help="R,PD,…, or all")
     add(
         "-p", "--partitions", "--partition", metavar="NAMES", help="ignored: there is one partition"
     )

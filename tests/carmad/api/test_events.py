@@ -24,7 +24,7 @@ from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, Sampled
 from cli.client import events
-from cli.commands.logs import line
+from cli.commands.events import line
 from tests import api_server
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root
@@ -304,7 +304,7 @@ def test_watch_goes_on_after_a_restart(real: Carmad, tmp_path: Path, how: str) -
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         watching = subprocess.Popen(
-            [*CARMA, "watch", str(id)],
+            [*CARMA, "status", "--follow", str(id)],
             env=real.env | {"CARMA_SOCKET": real.socket},
             stdout=stdout,
             stderr=stderr,
@@ -342,6 +342,6 @@ def test_wait_any_returns_with_the_first(real: Carmad) -> None:
 def test_watch_prints_json_for_programs(real: Carmad) -> None:
     id = real.sh("true")
     real.ended(id)
-    lines = real.carma("watch", str(id), "--json", "--since", "1h").splitlines()
+    lines = real.carma("status", "--follow", str(id), "--json", "--since", "1h").splitlines()
     assert [json.loads(each)["event"] for each in lines][:2] == ["watching", "submitted"]
     assert json.loads(lines[-1])["event"] == "ended"

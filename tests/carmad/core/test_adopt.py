@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -54,13 +53,13 @@ def outsider(daemon: Carmad, *, gpu: int = 0, below: str = "") -> Iterator[subpr
 
 def test_it_is_tracked_accounted_and_stopped_like_any_job(daemon: Carmad) -> None:
     with outsider(daemon, gpu=1, below="; true") as process:
-        said = daemon.carma("adopt", "--name", "found", "--gpu-mem", "4G", str(process.pid))
+        said = daemon.carma("run", "--name", "found", "--gpu-mem", "4G", "--pid", str(process.pid))
         assert said == f"Process {process.pid} is now job 1, on GPU 1\n"
         job = daemon.await_state(1, "running")
         assert (job["name"], [gpu["index"] for gpu in job["gpus"]]) == ("found", [1])
         until(lambda: daemon.job(1)["memory"]["used_mib"], "its memory")
         assert not daemon.gpus()[1]["outsiders"]
-        assert "belongs to job 1" in daemon.carma("adopt", str(process.pid), rc=1)
+        assert "belongs to job 1" in daemon.carma("run", "--pid", str(process.pid), rc=1)
         daemon.kill()
         daemon.start()
         until(lambda: daemon.gpus()[1]["jobs"], "the job")
@@ -72,22 +71,22 @@ def test_it_is_tracked_accounted_and_stopped_like_any_job(daemon: Carmad) -> Non
 
 def test_its_end_and_its_time_limit_are_noticed(daemon: Carmad) -> None:
     with outsider(daemon) as process:
-        out = json.loads(daemon.carma("adopt", "--json", str(process.pid)))
-        assert out["argv"][1:3] == ["-m", "carmad.gpu.emulated_job"]
+        daemon.carma("run", "--pid", str(process.pid))
+        assert daemon.job(1)["argv"][1:3] == ["-m", "carmad.gpu.emulated_job"]
         process.kill()
         process.wait()
         assert daemon.ended(1)["state"] == "failed"
     with outsider(daemon) as process:
-        daemon.carma("adopt", "-t", "0:01", str(process.pid))
+        daemon.carma("run", "-t", "0:01", "--pid", str(process.pid))
         assert daemon.ended(2)["state"] == "timed_out"
 
 
 def test_what_cannot_be_adopted_is_refused(daemon: Carmad) -> None:
-    assert "on no GPU" in daemon.carma("adopt", str(os.getpid()), rc=1)
+    assert "on no GPU" in daemon.carma("run", "--pid", str(os.getpid()), rc=1)
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    assert "sees no process" in daemon.carma("adopt", str(gone.pid), rc=1)
-    assert "whole number" in daemon.carma("adopt", "0", rc=2)
+    assert "sees no process" in daemon.carma("run", "--pid", str(gone.pid), rc=1)
+    assert "greater than" in daemon.carma("run", "--pid", "0", rc=2)
     with pytest.raises(CarmaError, match="not yours"):
         own_process(os.getpid(), os.getuid() + 1)
 

@@ -155,7 +155,9 @@ def test_what_a_job_used_is_known_when_it_comes_again(tmp_path: Path) -> None:
         shown = daemon.carma("why", str(id))
         assert "(history n=2) per GPU" in shown
         row = next(
-            line for line in daemon.carma("estimators").splitlines() if line.startswith("history")
+            line
+            for line in daemon.carma("doctor", "--estimators").splitlines()
+            if line.startswith("history")
         )
         assert row.split()[:2] == ["history", "1"], "it was there to judge the second run only"
 
@@ -268,7 +270,7 @@ def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
         (trace,) = [one for one in shown if one["name"] == "trace"]
         assert trace["jobs"] == 4
         assert trace["early_p50_mib"] == errors[0] > errors[3] == trace["recent_p50_mib"]
-        head, *rows = daemon.carma("estimators").splitlines()[1:]
+        head, *rows = daemon.carma("doctor", "--estimators").splitlines()[1:]
         assert head.split()[5:7] == ["THEN", "NOW"]
         assert any(row.startswith("trace ") for row in rows)
 
@@ -744,7 +746,7 @@ def test_gpus_are_drained_and_resumed_across_restarts(daemon: Carmad) -> None:
     id = daemon.submit("true", gpus=3)
     until(lambda: "drained" in refusals(daemon, id), "the job to wait")
     assert "new fan" in daemon.carma("why", str(id))
-    daemon.carma("undrain", "0")
+    daemon.carma("drain", "--undo", "0")
     assert daemon.ended(id)["state"] == "succeeded"
 
 

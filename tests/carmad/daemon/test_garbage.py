@@ -241,7 +241,7 @@ def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: 
     assert_refused(
         tmp_path,
         error=f"'{policy}' of policies cannot be loaded",
-        hint="are its dependencies installed? `carma extras` lists those of CARMA's own",
+        hint="are its dependencies installed? docs/guides/packages.md lists those of CARMA's own",
         CARMA_POLICY=policy,
         PYTHONPATH=str(packages),
     )

@@ -113,7 +113,11 @@ def test_a_drained_gpu_is_emptied_and_undrained(daemon: Carmad) -> None:
     subprocess.run(words, env=env, check=True, capture_output=True)
     until(lambda: used_mib(daemon)[1 - gpu["index"]] == 20_000, "its memory elsewhere")
     shown = subprocess.run(
-        [*CARMA, "undrain", str(gpu["index"])], env=env, check=True, capture_output=True, text=True
+        [*CARMA, "drain", "--undo", str(gpu["index"])],
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert shown.stdout == f"GPU {gpu['index']}: takes jobs\n"
     assert daemon.ended(id)["attempt"] == 1

@@ -26,6 +26,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.recurrence import group
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step, Tick
+from carmad.installed import how_to_add
 from carmad.learning import trained
 from carmad.learning.features import INTERVAL_S
 from carmad.learning.models import Additive, Boosted, Lookup, Model, Node, Tree
@@ -402,7 +403,7 @@ def test_without_the_packages_one_line_says_so(
     with caplog.at_level(logging.INFO):
         keeper.train_if_due()
         keeper.train_if_due()
-    needs = "interpret-core (carma extras install policies)"
+    needs = f"interpret-core ({how_to_add('policies')})"
     assert caplog.messages == [f"no models are trained: that needs {needs}"]
 
 

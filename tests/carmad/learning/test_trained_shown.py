@@ -135,7 +135,7 @@ def test_an_administrator_has_them_trained(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(daemon_models, "NEEDED", {})
-    assert run(["models", "--train"]) == 0
+    assert run(["doctor", "--train"]) == 0
     assert "training has started" in capsys.readouterr().out
     keeper = daemon.service.models
     assert isinstance(keeper, Untrained) and keeper.begun == 1
@@ -226,7 +226,7 @@ def test_the_past_is_written_as_a_table(
 
 
 def test_the_list_says_how_good_each_is(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models"]) == 0
+    assert run(["doctor", "--models"]) == 0
     header, duration, tree, *rest = capsys.readouterr().out.splitlines()
     assert header.split() == ["MODEL", "KIND", "ROWS", "TRAINED", "ERROR", "PREDICTS"]
     assert tree.split() == ["tree", "tree", "6", "shipped", "accuracy", "0.75", "a", "class"]
@@ -235,11 +235,11 @@ def test_the_list_says_how_good_each_is(daemon: Daemon, capsys: pytest.CaptureFi
 
 
 def test_a_tree_and_curves_are_drawn(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["models", "tree"]) == 0
+    assert run(["doctor", "--model", "tree"]) == 0
     drawn = capsys.readouterr().out
     for line in TREE.text().splitlines():
         assert f"  {line}\n" in drawn
-    assert run(["models", "duration"]) == 0
+    assert run(["doctor", "--model", "duration"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "what each value adds to the logarithm of the prediction" in lines
     ada, bob = (next(line for line in lines if name in line) for name in ("ada", "bob"))

@@ -438,9 +438,9 @@ def test_a_report_is_mailed_on_request(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("logging.disable", lambda: None)  # of this process, it would stay
-    assert run(["report", "--mail"]) == 1, "there is no file of addresses"
+    assert run(["stats", "--report", "week", "--mail"]) == 1, "there is no file of addresses"
     configured(tmp_path, target.url)
-    assert run(["report", "--mail"]) == 0
+    assert run(["stats", "--report", "week", "--mail"]) == 0
     assert "json: sent" in capsys.readouterr().out
     assert "| alice" in target.got[0]["message"] and "Nov 2026" in target.got[0]["title"]
 
@@ -564,13 +564,13 @@ def test_mail_from_the_daemon(folder: Path) -> None:
         assert "mails to" in daemon.carma("show", "1")
         assert "is no mail address" in daemon.carma("submit", "--mail-user", "x y", "true", rc=2)
         if sender.find_sendmail() is None:
-            said = daemon.carma("notify", "--test", rc=1)
+            said = daemon.carma("doctor", "--notify", rc=1)
             assert f"mail to {me}: it was not taken: there is no sendmail in " in said
             assert "there is no sendmail" in daemon.carma("doctor", rc=None)
     (folder / "two").mkdir()
     with running(folder / "two", **NO_KERNELS) as daemon:
         daemon.env |= {"XDG_CONFIG_HOME": str(base)}
-        assert "notify.conf" in daemon.carma("notify", "--test", rc=None)
+        assert "notify.conf" in daemon.carma("doctor", "--notify", rc=None)
 
 
 # -- all of it
@@ -585,8 +585,8 @@ def test_a_job_tells_its_owner(folder: Path, target: Target) -> None:
         daemon.carma("submit", "--mail-type", "END", "--hold", "true")
         assert daemon.job(1)["notify"] is None
         configured(base, target.url)
-        assert "1 address" in daemon.carma("notify")
-        assert "json: sent" in daemon.carma("notify", "--test")
+        assert "1 address" in daemon.carma("doctor", "--notify")
+        assert "json: sent" in daemon.carma("doctor", "--notify")
         assert target.got.pop()["title"].endswith("test")
         shell = "/bin/sh", "-c", "echo oh no; exit 3"
         daemon.carma("submit", "--mail-type=END,FAIL", "--name", "mine", *shell)

@@ -348,13 +348,13 @@ def test_slurm_has_no_more_gpu_memory_than_the_gpus_that_take_jobs(site: Site) -
     assert "drain" in site.slurm.states()["n1"]
     site.node.kill()  # nothing that only it would know
     site.node.start()
-    site.node.carma("undrain", "all")
+    site.node.carma("drain", "--undo", "all")
     says("Gres=gpumem:80")
     until(lambda: site.slurm.states() == {"n1": "idle"}, "a node that takes jobs again")
     site.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=the roof leaks")
     site.node.carma("drain", "1", "--reason", "once more")
     says("Gres=gpumem:40")
-    site.node.carma("undrain", "1")
+    site.node.carma("drain", "--undo", "1")
     says("Gres=gpumem:80")
     assert "drain" in site.slurm.states()["n1"], "what people drained, people resume"
     site.slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
