@@ -219,7 +219,7 @@ class Post(Follower):
             return False
         if code != SENT:
             log.warning(
-                "%s (uid %d) could not be told%s; `carma notify --test` shows why",
+                "%s (uid %d) could not be told%s; `carma doctor --notify` shows why",
                 whom.user,
                 whom.uid,
                 f": {why}" if why else "",
