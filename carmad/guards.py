@@ -98,7 +98,7 @@ class _Guard(Generic[N]):
         while True:
             question, answer = self._questions.get()
             beats.at("a question")
-            _answer(answer, lambda question=question: question(self._plugin))
+            _answer(answer, partial(question, self._plugin))
             beats.idle()
             del question, answer  # otherwise they would be kept until the next call
 
