@@ -4,6 +4,7 @@ with slurmdbd; only folders were shortened."""
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -216,7 +217,8 @@ def test_of_several_jobs_it_is_said_which_were_changed_when_the_controller_dies(
     monkeypatch.setattr(slurm, "ask", ask)
     monkeypatch.setattr(slurm, "all_of", lambda label: [a_row(label, "RUNNING")])
     cancel = on_a_login_node("cancel")
-    assert cancel.function()(cancel.parser().parse_args(["5-8"])) == Unknown.exit_code
+    options = Namespace(jobs=["5-8"], user=None, json=None)
+    assert cancel.function()(options) == Unknown.exit_code
     out, err = capsys.readouterr()
     assert out == "job 5: cancelled\n"
     assert err.startswith("job 6: no answer") and "carma queue" in err and "job 7" not in err
