@@ -91,7 +91,8 @@ class Parser(argparse.ArgumentParser):
         if word in HELP or word.startswith("--") or word[:1] != "-":
             return word in HELP
         before, found, _ = word[1:].partition("h")
-        return bool(found) and not any(self._has_value(f"-{letter}") for letter in before)
+        asks = bool(found) and not self.knows("-h")
+        return asks and not any(self._has_value(f"-{letter}") for letter in before)
 
     def knows(self, word: str) -> bool:
         """Whether it is one of the options, perhaps with its value: --gpus=2."""
