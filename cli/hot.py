@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TABLES = {"submit": SUBMIT, "queue": QUEUE, "wait": WAIT, "cancel": CANCEL}
-HELP = ("-h", "--help", "--help-all")
 
 
 class AsksForHelp(Exception):
@@ -43,7 +42,7 @@ def read(parser: Parser, words: list[str]) -> Namespace:
     own, others, marked = parser.split(words)
     if verb != "submit":
         own, others = parser.sort_out(words)
-    if any(word in HELP and not parser.knows(word) for word in own):
+    if parser.asks_for_help(own):
         raise AsksForHelp
     options = parser.parse_args(own)
     if verb == "submit":

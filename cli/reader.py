@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from carmad.options import Option
 
 
+HELP = ("-h", "--help", "--help-all", "--usage")
+
+
 class _Formatter(argparse.HelpFormatter):
     """argparse makes one for each option, and otherwise imports shutil to learn the width."""
 
@@ -79,6 +82,17 @@ class Parser(argparse.ArgumentParser):
             others += words if marked else words[:1]
             words = [] if marked else words[1:]
         return options, others
+
+    def asks_for_help(self, words: Sequence[str]) -> bool:
+        """Whether one of these options does, as in -h, -Wh or --help."""
+        return any(self._asks(word) for word in words if not self.knows(word))
+
+    def _asks(self, word: str) -> bool:
+        if word in HELP or word.startswith("--") or word[:1] != "-":
+            return word in HELP
+        before, found, _ = word[1:].partition("h")
+        asks = bool(found) and not self.knows("-h")
+        return asks and not any(self._has_value(f"-{letter}") for letter in before)
 
     def knows(self, word: str) -> bool:
         """Whether it is one of the options, perhaps with its value: --gpus=2."""

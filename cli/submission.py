@@ -232,7 +232,7 @@ def _read_directives(
     """The values of the options in lines of a script."""
     options = parser.parse_args([])
     for where, prefix, words in directives:
-        if not HELP.isdisjoint(words):
+        if not HELP.isdisjoint(words) or parser.asks_for_help(words):
             raise Usage(f"{where}: a {prefix} line cannot ask for help", f"remove it; {HELP_HINT}")
         left: list[str] = []
         try:

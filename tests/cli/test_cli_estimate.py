@@ -346,7 +346,7 @@ def test_options_may_follow_a_models_name(
 
 
 def test_options_with_values_may_follow_a_models_name(fake: FakeDaemon) -> None:
-    words = "estimate timm:m --gpus 2 --within=90 --batch-size 8 -t 30"
+    words = "estimate --within=90 timm:m --gpus 2 --batch-size 8 -t 30"
     assert run(words.split()) == 0
     assert fake.body["argv"] == ["timm:m", "--batch-size", "8"]
     assert (fake.body["gpus"], fake.body["within_s"]) == (2, 90.0)

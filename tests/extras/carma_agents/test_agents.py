@@ -332,7 +332,7 @@ def test_who_asks_for_help_gets_it(fake: FakeDaemon, capsys: Any, words: list[st
 def test_what_ends_a_command_does_not_end_the_session(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("carma_agents.reading.read", lambda *_: sys.exit(3))
+    monkeypatch.setattr("carma_agents.reading.complete", lambda *_: sys.exit(3))
     result = call("what_if", arguments={"words": ["true"]})
     assert result.is_error and "exit code 3" in text_of(result)
 

@@ -13,13 +13,16 @@ import pytest
 
 from carma_slurm import login
 from carma_slurm.login import LOCAL, MODULES, jobs, request, slurm
+from carma_slurm.login import submit as login_submit
 from carma_slurm.login.request import step_words
 from carma_slurm.login.slurm import state_of, why_of
-from carma_slurm.login.submit import environment, submit
+from carma_slurm.login.submit import environment
+from carmad.errors import CarmaError
 from carmad.options import OPTIONS
 from carmad.readable import gpumem_count
+from cli import hot
 from cli.commands.run import ELSEWHERE
-from cli.problems import Unknown, Unreachable, Usage
+from cli.problems import Unknown, Unreachable, Usage, report
 from cli.script import read_script
 from cli.submission import build_parser, read
 from cli.verbs import OWN, leaves
@@ -93,9 +96,8 @@ def test_a_job_across_nodes_is_refused(words: list[str]) -> None:
 
 def test_options_of_sbatch_that_mean_nothing_on_one_server_reach_it() -> None:
     options, body = read(["-p", "gpu", "--account=me", "-N", "1", "true"])
-    assert request.sbatch_words(body, 1, options.ignored)[-5:] == [
-        *("-p", "gpu", "--account=me", "-N", "1")
-    ]
+    words = request.sbatch_words(body, 1, options.ignored)
+    assert words[-3:] == ["--account=me", "--nodes=1", "--partition=gpu"]
 
 
 def test_no_word_is_more_than_a_word_in_the_script(tmp_path: Path) -> None:
@@ -172,6 +174,14 @@ HERE = {  # they change nothing in the job
     *("--help", "--wait", "--anyway", "--parsable", "--quiet", "--json", "--dry-run"),
     *("--export", "--params", "--zip", "--allreduce"),  # tested elsewhere, or part of another's
 }
+
+
+def submit(words: list[str]) -> int:
+    """On a login node."""
+    try:
+        return login_submit.submit(hot.read(build_parser(), words))
+    except CarmaError as error:
+        return report(error, as_json=False)
 
 
 def test_no_option_is_dropped(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
