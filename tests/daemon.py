@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parent.parent
 CARMAD = [sys.executable, "-m", "carmad.daemon.main"]
+MAIN = "import sys; from carmad.daemon.main import main; sys.exit(main(sys.argv[1:]))"
 CARMA = [str(Path(sys.executable).with_name("carma"))]
 QUICK = {
     "CARMA_MONITOR__PERIOD_S": "0.1",
@@ -78,12 +79,13 @@ class Carmad:
         if wait:
             self.await_ready()
 
-    def start_cold(self, *under: str) -> None:
+    def start_cold(self, *under: str, first: str = "") -> None:
         """In a new interpreter, which sees the whole environment; optionally through a command that
-        execs it."""
+        execs it, or after a program."""
+        carmad = [sys.executable, "-c", f"{first}\n{MAIN}"] if first else CARMAD
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [*under, *CARMAD, *self.argv],
+                [*under, *carmad, *self.argv],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -16,7 +16,7 @@ import pytest
 
 from carmad.config import Settings
 from carmad.gpu import events
-from carmad.selftest import run, training
+from carmad.selftest import activity, run, training
 from carmad.selftest.bench import PROBE, Probe
 from carmad.selftest.facts import FACTS, Fact
 from carmad.selftest.report import Finding
@@ -73,6 +73,8 @@ def libraries() -> Iterator[Path]:
 @pytest.fixture
 def machine(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(events, "_WAIT_MS", 20)
+    monkeypatch.setattr(activity, "ANSWERS_WITHIN_S", 5.0)
+    monkeypatch.setattr(activity, "STARTS_WITHIN_S", 2.5)
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(libraries / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.delenv("PYTHONPATH", raising=False)

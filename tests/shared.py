@@ -1,10 +1,11 @@
-"""What takes long to make and nobody changes: made once for all workers of a run."""
+"""What tests share to be quick: what is made once for all workers, and cases that only `make
+test-long` tries."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,9 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(unfinished)
             unfinished.rename(base / name)
     return base / name
+
+
+def rarely(rare: Iterable[object], daily: Iterable[object]) -> list[object]:
+    """The cases of a parametrised test, of which `rare` are marked `long`."""
+    cases = [each if isinstance(each, tuple) else (each,) for each in rare]
+    return [*daily, *(pytest.param(*each, marks=pytest.mark.long) for each in cases)]

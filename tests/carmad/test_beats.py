@@ -181,6 +181,12 @@ def test_every_thread_of_a_daemon_has_a_heartbeat_or_a_reason(tmp_path: Path) ->
 
 # -- a driver that hangs
 
+# A call hangs after seconds instead of ten.
+HURRIED = """
+from carmad.daemon import monitor
+from carmad.gpu import driver, events
+driver.LANE_LATE_S = events._LATE_S = monitor.LATE_S = monitor.PATIENCE_S = 3.0
+"""
 ONE_CALL = "hang nvmlDeviceGetComputeRunningProcesses_v3"
 
 
@@ -213,7 +219,7 @@ def states(daemon: Carmad) -> dict[str, str]:
 
 def test_a_gpu_that_hangs_is_stale_and_the_rest_goes_on(daemon: Carmad, nvml: FakeNvml) -> None:
     nvml.show(gpu(A, bus="1"), gpu(B, bus="2"))
-    daemon.start_cold()
+    daemon.start_cold(first=HURRIED)
     until(lambda: states(daemon) == {A: "ok", B: "ok"}, "both to be read")
     two = daemon.sh("while [ ! -e go ]; do sleep 0.1; done; exit 3", gpus=2, memory_mib=100)
     daemon.await_state(two, "running", "starting")
@@ -261,7 +267,7 @@ def test_all_gpus_may_hang_at_once(daemon: Carmad, nvml: FakeNvml) -> None:
         return [int(each[1]) for each in found if each]
 
     show()
-    daemon.start_cold()
+    daemon.start_cold(first=HURRIED)
     until(lambda: list(states(daemon).values()) == ["ok"] * 8, "all to be read")
     ends = daemon.sh("while [ ! -e go ]; do sleep 0.1; done; exit 3", gpus=8, memory_mib=100)
     cancelled = daemon.sh("exec sleep 1000", memory_mib=100)
@@ -279,7 +285,7 @@ def test_all_gpus_may_hang_at_once(daemon: Carmad, nvml: FakeNvml) -> None:
     assert daemon.ended(daemon.sh("exit 4", gpus=0))["exit"]["code"] == 4
     daemon.stop()
 
-    daemon.start_cold()
+    daemon.start_cold(first=HURRIED)
     waits = daemon.sh("true", gpus=8, memory_mib=100)
     hangs = "the driver does not answer nvmlDeviceGetMemoryInfo"
     until(lambda: hangs in str(daemon.why(waits)), "the reason why it waits")
@@ -294,13 +300,13 @@ def test_a_driver_that_hangs_altogether_stops_no_job_without_gpus(
     daemon: Carmad, nvml: FakeNvml
 ) -> None:
     nvml.show("hang_init", gpu(A))
-    daemon.start_cold()
+    daemon.start_cold(first=HURRIED)
     waits = daemon.sh("true", memory_mib=100)
     until(lambda: "does not answer nvmlInit" in str(daemon.why(waits)), "the reason why it waits")
     assert daemon.ended(daemon.sh("exit 4", gpus=0))["exit"]["code"] == 4
     assert "the driver has not answered for" in daemon.carma("doctor", rc=1)
     daemon.stop()
-    daemon.start_cold()
+    daemon.start_cold(first=HURRIED)
     nvml.show(gpu(A))
     assert daemon.ended(waits)["state"] == "succeeded"
     daemon.stop()
@@ -309,7 +315,7 @@ def test_a_driver_that_hangs_altogether_stops_no_job_without_gpus(
 def test_it_ends_at_once_though_its_monitor_hangs(daemon: Carmad, nvml: FakeNvml) -> None:
     """In a call that is made in its own thread: where events are asked for."""
     nvml.show(gpu(A, "hang nvmlDeviceRegisterEvents"))
-    daemon.start_cold()
+    daemon.start_cold(first=HURRIED)
     troubles = lambda: daemon.get("/v1/health")["troubles"]  # noqa: E731
     hangs = "the thread monitor hangs in nvmlDeviceRegisterEvents"
     until(lambda: hangs in troubles(), "it to be late")

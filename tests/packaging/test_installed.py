@@ -122,6 +122,7 @@ assert doctor._run_as(0, 0, "import cli.main", 60.0).returncode == 0
 """
 
 
+@pytest.mark.long
 def test_the_doctor_finds_what_is_in_our_folder(env: Environment) -> None:
     env.run("python", "-c", f"from carmad import registry\n{CHECKED}")
 

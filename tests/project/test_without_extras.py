@@ -15,12 +15,10 @@ from tests.daemon import NO_KERNELS, ROOT, Carmad
 from tests.waiting import PATIENCE_S
 
 EXTRAS = sorted(path.parent.name for path in ROOT.glob("extras/*/__init__.py"))
-PROGRAM = """
+WITHOUT = """
 import sys
 sys.path.insert(0, {site!r})
 sys.modules.update(dict.fromkeys({extras!r}))  # to import one of them fails
-from {module} import main
-sys.exit(main(sys.argv[1:]) if {module!r} == "carmad.daemon.main" else main())
 """
 
 
@@ -42,17 +40,13 @@ def site(tmp_path: Path) -> Path:
     return ours.parent
 
 
-def program(site: Path, module: str) -> list[str]:
-    code = PROGRAM.format(site=str(site), extras=EXTRAS, module=module)
-    return [sys.executable, "-c", code]
-
-
 def test_jobs_run_and_commands_answer(site: Path, tmp_path: Path) -> None:
     daemon = Carmad(tmp_path, **NO_KERNELS)
+    without = WITHOUT.format(site=str(site), extras=EXTRAS)
 
     def carma(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*program(site, "cli.main"), *words],
+            [sys.executable, "-c", f"{without}\nfrom cli.main import main; main()", *words],
             env=daemon.env | {"CARMA_SOCKET": daemon.socket},
             cwd=daemon.work,
             capture_output=True,
@@ -60,14 +54,8 @@ def test_jobs_run_and_commands_answer(site: Path, tmp_path: Path) -> None:
             timeout=PATIENCE_S,
         )
 
-    with daemon.log.open("ab") as log:
-        argv = [*program(site, "carmad.daemon.main"), *daemon.argv]
-        process = subprocess.Popen(
-            argv, env=daemon.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    daemon._watch(process.pid)
     try:
-        daemon.await_ready()
+        daemon.start_cold(first=without)
         ran = carma("submit", "--wait", "--gpus", "0", "--", "sh", "-c", "exit 3")
         assert ran.returncode == 3, ran.stderr
         assert " web " not in carma("--help").stdout
@@ -78,4 +66,3 @@ def test_jobs_run_and_commands_answer(site: Path, tmp_path: Path) -> None:
         assert "Traceback" not in daemon.log.read_text()
     finally:
         daemon.clear_away()
-        process.wait()

@@ -251,6 +251,7 @@ os.execv("/bin/sh", ["sh", "-c", WORDS])
 """
 
 
+@pytest.mark.long
 @needs_torch
 def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
     """Of other batches: the same one would be known by history."""
@@ -300,23 +301,14 @@ def moment(daemon: Carmad, job: int, state: str) -> float:
 # -- time
 
 
-def test_a_job_is_warned_before_its_time_is_up(one_gpu: Carmad) -> None:
-    words = ["submit", "--parsable", "--time", "2:00:00", "--signal", "USR2@3600", "--"]
+def test_a_job_is_warned_before_its_time_is_up_and_then_stopped(one_gpu: Carmad) -> None:
+    """Half of its time first, in which its program learns to catch the signal."""
+    words = ["submit", "--parsable", "--time", "0:14", "--signal", "USR2@8", "--"]
     id = int(one_gpu.carma(*words, *train(seconds=1000, warmup=0.1)))
-    one_gpu.await_state(id, "running")  # so it knows what to do with the signal
-    assert one_gpu.output(id).count("checkpoint") == 0
-    one_gpu.carma("update", str(id), "--time", "1:00:00")
-    one_gpu.await_output(id, "checkpoint")
-    one_gpu.carma("cancel", str(id))
-    one_gpu.ended(id)
-    assert one_gpu.output(id).count("checkpoint") == 1
-
-
-def test_a_job_is_stopped_when_its_time_is_up(one_gpu: Carmad) -> None:
-    id = int(one_gpu.carma("submit", "--parsable", "--time", "0:02", "--", "sleep", "1000"))
     job = one_gpu.ended(id)
     assert (job["state"], job["exit"]["cause"]) == ("timed_out", "time_limit")
     assert job["exit"]["signal"] == 15
+    assert one_gpu.output(id).count("checkpoint") == 1
     assert "it reached its own time limit, --time " in one_gpu.carma("why", str(id))
 
 

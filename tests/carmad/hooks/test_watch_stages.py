@@ -110,6 +110,7 @@ def test_the_jobs_own_profiler_goes_first(fake: FakeDaemon) -> None:
     assert fake.asked == []
 
 
+@pytest.mark.long
 @needs_torch
 def test_a_job_without_a_standard_error_goes_on(fake: FakeDaemon) -> None:
     own = "sys.stderr.close()\nwith torch.profiler.profile(): pass\nprint('done')"
@@ -117,6 +118,7 @@ def test_a_job_without_a_standard_error_goes_on(fake: FakeDaemon) -> None:
     assert (ran.returncode, ran.stdout) == (0, "done\n")
 
 
+@pytest.mark.long
 @needs_torch
 def test_only_the_first_process_tells(fake: FakeDaemon) -> None:
     ran = run(fake, TRAINING, RANK="1")

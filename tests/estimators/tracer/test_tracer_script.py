@@ -138,7 +138,7 @@ def needs(*packages: str) -> pytest.MarkDecorator:
             16,
             {"Embedding", "Linear", "Dropout"},
             id="run_glue",
-            marks=needs("transformers", "accelerate"),
+            marks=(needs("transformers", "accelerate"), pytest.mark.long),
         ),
         pytest.param(
             ["run_clm.py"],
@@ -423,6 +423,7 @@ def test_inference_is_traced_to_its_end(job: Path) -> None:
     assert 4 * 1024 * 80 <= many.floor - few.floor <= 4 * 1024 * 120
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("transformers") is None, reason="not installed: transformers")
 def test_texts_are_generated_to_their_full_length(job: Path) -> None:
     text = """

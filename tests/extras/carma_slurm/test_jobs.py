@@ -231,14 +231,13 @@ def test_a_task_of_an_array_requeues_itself_alone(slurm: Slurm) -> None:
         until(lambda task=task: slurm.carmad.ended(task)["attempt"] == 3, "all to run again")
 
 
-@pytest.mark.long
 def test_a_task_requeues_itself_at_its_time_limit(slurm: Slurm) -> None:
     """The usual recipe."""
     lines = "trap 'carma requeue $CARMA_JOB_ID' USR1; echo $CARMA_RESTART_COUNT"
     lines += "; [ $CARMA_RESTART_COUNT = 0 ] && while :; do sleep 0.1; done; exit 0"
     said = slurm.say(
-        *("carma", "submit", "--parsable", "--gpus", "0", "--array", "0-1", "--time", "1:00"),
-        *("--signal", "USR1@59", "--wrap", lines),
+        *("carma", "submit", "--parsable", "--gpus", "0", "--array", "0-1", "--time", "0:14"),
+        *("--signal", "USR1@8", "--wrap", lines),
     )
     for task in (int(said) + 1, int(said) + 2):
         assert slurm.carmad.ended(task)["state"] == "succeeded"
