@@ -6,16 +6,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from carmad.plugin import (
-    MINUTE_S,
-    Job,
-    Placement,
-    Proposal,
-    Reason,
-    View,
-    idle,
-    left,
-)
+from carmad.plugin import MINUTE_S, Job, Placement, Proposal, Reason, View, idle, left
 from policies.rules import Rules
 from policies.views import Promise
 

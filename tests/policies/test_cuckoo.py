@@ -23,15 +23,7 @@ from policies.cuckoo.groups import best_edges, matching, take_apart
 from policies.cuckoo.interleaving import Asynchronous, ddl_values, total_values
 from policies.cuckoo.joining import Memory
 from policies.cuckoo.members import FORWARD, UNHEARD_S, Speeds, find_stage_times, left_s
-from policies.cuckoo.planning import (
-    Groups,
-    Slot,
-    Slots,
-    Window,
-    costs,
-    first_slots,
-    min_cost,
-)
+from policies.cuckoo.planning import Groups, Slot, Slots, Window, costs, first_slots, min_cost
 from policies.cuckoo.policy import TOLD, _on_one_node, cuckoo
 from tests import planning
 from tests.planning import gpu_views, half_free, placements, refused, running_on, where

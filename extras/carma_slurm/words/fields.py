@@ -4,13 +4,13 @@ Pure. Imports stay light."""
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from carma_slurm import CLUSTER, PARTITION
 from carma_slurm.words.states import CODES, exit_code, reason_of, state_of
 from carmad.readable import clean
 from cli.text import clock
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -3,10 +3,11 @@ Imports stay light."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from carmad.readable import clean
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any

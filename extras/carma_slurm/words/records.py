@@ -4,6 +4,7 @@ names that Slurm 22.05 gives them."""
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from carma_slurm import CLUSTER, PARTITION, VERSION
 from carma_slurm.words.fields import (
@@ -22,7 +23,6 @@ from carma_slurm.words.fields import (
 )
 from carma_slurm.words.states import exit_code, reason_of, state_of
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from typing import TYPE_CHECKING
 
 from carma_slurm import CLUSTER, PARTITION, VERSION
 from carma_slurm.words.fields import HOST, names_this_node
@@ -21,7 +22,6 @@ from cli.reader import Parser
 from cli.script import Directive, Script, read_script
 from cli.submission import read
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from carma_slurm import words
 from carma_slurm.words.fields import TITLES, gid, group
@@ -12,7 +13,6 @@ from carma_slurm.words.states import carma_states, parse_states, state_of
 from cli.options import user_of
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 

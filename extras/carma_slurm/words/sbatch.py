@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from carma_slurm import words
 from carma_slurm.words.fields import HOST
@@ -13,7 +14,6 @@ from cli import client
 from cli.client import exit_code, wait_for
 from cli.submission import settle_messages
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from carma_slurm import PARTITION, STEP_PID, words
 from carma_slurm.words.fields import HOST, has_started, names_this_node, uid
@@ -14,7 +15,6 @@ from cli import client
 from cli.options import user_of
 from cli.problems import FORBIDDEN, Problem, Refused, Unreachable, Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 

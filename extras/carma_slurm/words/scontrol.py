@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from carma_slurm import CLUSTER, FORGETS_S, PARTITION, VERSION, words
 from carma_slurm.words.fields import HOST, names_this_node
@@ -11,7 +12,6 @@ from carmad.readable import clean
 from cli import client
 from cli.problems import Problem, Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any

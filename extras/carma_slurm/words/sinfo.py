@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import TYPE_CHECKING
 
 from carma_slurm import CLUSTER, PARTITION, words
 from carma_slurm.words.fields import names_this_node
@@ -11,7 +12,6 @@ from carma_slurm.words.formats import lay_out, parse_names, parse_percent, show
 from carma_slurm.words.node import read_node
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

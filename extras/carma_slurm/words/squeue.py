@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from carma_slurm import FORGETS_S, words
 from carma_slurm.words.fields import HOST, LETTERS, NAMES, has_started, names_this_node, uid
@@ -12,7 +13,6 @@ from cli import client
 from cli.options import user_of
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 

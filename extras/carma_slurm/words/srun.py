@@ -7,6 +7,7 @@ import argparse
 import os
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
 from carma_slurm import words
 from carma_slurm.words.fields import HOST
@@ -24,7 +25,6 @@ from carmad.options import MAX_CPUS, MAX_TIME_S
 from cli.parse import whole
 from cli.problems import Usage
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 

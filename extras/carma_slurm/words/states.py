@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from carmad.api.job import JobOut
 

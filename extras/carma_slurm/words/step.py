@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from carma_slurm import STEP_PID, words
 from carma_slurm.words.fields import HOST
 from carmad.paths import fill
 from cli import relay
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from typing import NoReturn

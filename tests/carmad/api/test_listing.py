@@ -21,14 +21,7 @@ from carma_testing.builders import changed
 from carmad.api import actions, call, service
 from carmad.api import job as api_job
 from carmad.api.job import Jobs
-from carmad.api.rows import (
-    FIRST_ROWS,
-    OWN_ROWS,
-    PIECE,
-    fold,
-    row_out,
-    visible_rows,
-)
+from carmad.api.rows import FIRST_ROWS, OWN_ROWS, PIECE, fold, row_out, visible_rows
 from carmad.api.wire import Selection, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.config import Limits, Settings

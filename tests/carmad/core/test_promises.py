@@ -14,10 +14,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
-from carmad.core.messages import (
-    Estimated,
-    Submitted,
-)
+from carmad.core.messages import Estimated, Submitted
 from carmad.core.rules import promises
 from carmad.store.codec import notice_rows
 from tests.daemon import Carmad, Json, running, train

@@ -20,12 +20,7 @@ from carmad.core.happenings import happenings
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.findings import Estimate, Usage
 from carmad.core.jobs.tasks import JobsById
-from carmad.core.messages import (
-    DrainRequested,
-    HoldRequested,
-    RequeueRequested,
-    Submitted,
-)
+from carmad.core.messages import DrainRequested, HoldRequested, RequeueRequested, Submitted
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
 from carmad.metrics import exposition, figures
