@@ -13,7 +13,7 @@ from lab.hardware.visit import Visit
 
 pytest_plugins = ("tests.forked_carmad",)
 
-DAILY = {"crash", "crash under MPS", "daemon killed"}
+DAILY = {"crash", "daemon killed"}
 NEEDS_TORCH = {"host memory refused"}
 
 

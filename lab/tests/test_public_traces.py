@@ -15,6 +15,7 @@ from carma_simulator.run import simulate
 from carma_simulator.traces.sources import load
 from carmad.config import Settings
 from lab.data import DATA
+from tests.shared import rarely
 
 SOURCES = [
     ("carma:carma/trace1.csv", "3xA100-40GB"),
@@ -29,9 +30,8 @@ SOURCES = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not DATA.exists(), reason="the public data are not at ../shared/data")
-@pytest.mark.parametrize(("source", "gpus"), SOURCES, ids=[source for source, _ in SOURCES])
+@pytest.mark.parametrize(("source", "gpus"), rarely(SOURCES[1:], SOURCES[:1]))
 def test_from_the_file_to_the_report(source: str, gpus: str) -> None:
     kind, _, path = source.partition(":")
     base = Experiment(load(f"{kind}:{DATA}/{path}"), parse(gpus), Settings(policy="exclusive"))

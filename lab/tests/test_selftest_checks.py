@@ -119,12 +119,14 @@ def test_where_no_xid_is_told_it_is_not_known_which_drain(machine: Machine) -> N
     assert found.verdict is Verdict.UNKNOWN, found
 
 
+@pytest.mark.long
 def test_a_second_users_client(machine: Machine, two_users: None) -> None:
     assert machine.check("mps_two_users").verdict is Verdict.HOLDS
     machine.have(words=("users_mixed",))
     assert machine.check("mps_two_users").verdict is Verdict.DIFFERS
 
 
+@pytest.mark.long
 def test_the_traffic_that_dcgm_reports(machine: Machine) -> None:
     assert machine.check("dcgm_traffic").verdict is Verdict.UNKNOWN
     machine.have(dcgm=True)

@@ -128,6 +128,7 @@ def looks(trace: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_no_process_of_roots_looks_where_a_user_can_keep_it_waiting(trace: str) -> None:
     assert re.search(r'"/proc/\d+/stat"', trace)  # it does see what they do
     assert looks(trace) == []

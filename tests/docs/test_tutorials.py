@@ -48,6 +48,7 @@ def test_a_student_can_follow_the_tutorial(shell: Shell) -> None:
     shell.follow(TUTORIALS / "student.md", faster=10)
 
 
+@pytest.mark.long
 def test_a_researcher_can_follow_the_tutorial(shell: Shell, tmp_path: Path) -> None:
     """With a made-up trace of Philly's form, and without what pip would download."""
     installed = tmp_path / "installed"

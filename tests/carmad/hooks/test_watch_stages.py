@@ -100,6 +100,7 @@ def test_a_job_is_watched_once_and_tells(fake: FakeDaemon) -> None:
     assert (told["communication_s"], told["sync"]) == (0.0, "forward")
 
 
+@pytest.mark.long
 @needs_torch
 def test_the_jobs_own_profiler_goes_first(fake: FakeDaemon) -> None:
     own = "import torch\nwith torch.profiler.profile(): pass\n"

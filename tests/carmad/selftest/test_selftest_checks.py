@@ -86,6 +86,7 @@ def test_clients_of_two_users(machine: Machine, two_users: None) -> None:
     assert machine.check("mps_multiuser").verdict is Verdict.DIFFERS
 
 
+@pytest.mark.long
 def test_dcgm(machine: Machine) -> None:
     assert machine.check("dcgm_activity").verdict is Verdict.UNKNOWN
     machine.have(dcgm=True)

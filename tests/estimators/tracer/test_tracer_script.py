@@ -602,6 +602,7 @@ def test_torch_has_a_gpu(job: Path) -> None:
     assert any("checkpoints" in note for note in notes)
 
 
+@pytest.mark.long
 def test_torchs_compiler_is_imported_once(job: Path) -> None:
     """As Lightning and others do: from-imports, while the stub is in place."""
     text = """
@@ -1145,6 +1146,7 @@ def test_a_timm_model_by_name(job: Path) -> None:
     assert "Unknown model" in refusal(job, argv=("timm:no_such_model",))
 
 
+@pytest.mark.long
 def test_weight_decay_takes_a_copy_of_the_gradients(job: Path) -> None:
     argv = ("timm:resnet18", "--batch-size", "2", "--img-size", "64")
     with_decay, without = (report(job, argv=(*argv, f"--weight-decay={w}")) for w in (2e-5, 0))

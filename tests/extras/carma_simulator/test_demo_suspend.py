@@ -13,6 +13,7 @@ import pytest
 CARMA = str(Path(sys.executable).with_name("carma"))
 
 
+@pytest.mark.long
 def test_nobody_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     env = {**os.environ, "PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}

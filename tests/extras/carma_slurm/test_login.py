@@ -193,6 +193,7 @@ def test_a_job_without_an_estimate_asks_for_a_whole_gpu_or_for_a_number(site: Si
     assert found["argv"][0] == "sbatch" and "--gpu-mem" not in found["script"]
 
 
+@pytest.mark.long
 def test_a_traced_sweep_asks_for_what_its_largest_task_needs(site: Site) -> None:
     if find_spec("torch") is None:
         pytest.skip("needs PyTorch")

@@ -113,6 +113,7 @@ def test_a_user_books_and_cancels_the_booking(carmad: Carmad, web: Web) -> None:
         page.get_by_text(f"The limit of {me} is removed.").wait_for()
 
 
+@pytest.mark.long
 @needs_browser
 def test_dark_and_on_a_phone(web: Web) -> None:
     with browsing(web, "/admin", dark=True) as page:
@@ -237,6 +238,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @needs_browser
 def test_many_tabs(carmad: Carmad, web: Web) -> None:
     """A browser has six connections to a server; a tab that nobody sees gives its own back."""
