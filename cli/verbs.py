@@ -74,176 +74,68 @@ def _find(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
+_TABLE = {  # by panel: a verb, its module, its line; below a group, that of its verbs
+    JOBS: (
+        ("submit", "submit", "Put a command or a job script in the queue."),
+        ("run", "run", "Wait for GPUs, then run a command in this terminal, as a job."),
+        ("shell", "run", "Wait for GPUs, then start a shell here, as a job."),
+        ("attach", "attach", "Start a shell or a command beside a running job, on its GPUs."),
+        ("queue", "queue", "List running and waiting jobs."),
+        ("show", "show", "Show everything about one of your jobs."),
+        ("why", "show", "Explain why a job waits, or what became of it, with numbers."),
+        ("logs", "logs", "Print the output of all attempts of a job; -f follows it."),
+        ("wait", "cli.hot", "Wait for jobs to end; exit with the first failure's exit code, or 0."),
+        ("cancel", "cli.hot", "Cancel jobs. Running ones get SIGTERM, then SIGKILL."),
+        ("hold", "steer", "Keep waiting jobs from starting."),
+        ("release", "steer", "Release held jobs."),
+        ("suspend", "steer", "Take running jobs off their GPUs until resumed; nothing is lost."),
+        ("resume", "steer", "Let suspended jobs go on, as soon as there are GPUs for them."),
+        ("requeue", "steer", "Run ended jobs again, under their old ids."),
+        ("update", "steer", "Change options of waiting jobs, some of running ones; or move these."),
+        ("estimate", "estimate", "Predict how much GPU memory a command needs. It runs on no GPU."),
+        ("report", "results", "Report metrics or the duration of a training step of a job."),
+        ("results", "results", "Show the parameters of a sweep's tasks, and their metrics."),
+    ),
+    MONITORING: (
+        ("status", "gpus", "Show the GPUs, the jobs on them, and the queue."),
+        ("top", "gpus", "Watch the GPUs, the jobs on them, and the queue, live."),
+        ("gpus", "gpus", "Show each GPU's collocation risk, and the limits that apply to it."),
+        ("history", "past", "List ended jobs, newest first."),
+        ("stats", "past", "Add up jobs, GPU hours, energy and waiting, by user or by month."),
+        ("share", "shares", "Show each user's recent use. Those who used far less go first."),
+    ),
+    ADMINISTRATION: (
+        ("reserve", "shares", "Reserve GPUs, --me for your own jobs; or list the reservations."),
+        ("limit", "shares", "List limits, or set one: in force at once, and kept."),
+        ("drain", "gpus", "Start no more jobs on these GPUs; running jobs continue, or move."),
+        ("doctor", "doctor", "Check this machine and the daemon. Exits with 1 if a check fails."),
+        ("daemon", "server", "Start, stop and install carmad."),
+        ("config", "config", "Show the daemon's settings, or check a settings file."),
+    ),
+    "daemon": (
+        ("daemon start", "server", "Start a daemon for your own jobs, in the background."),
+        ("daemon run", "server", "Run the daemon in the foreground."),
+        ("daemon stop", "server", "Stop the daemon. Running jobs continue; the next one has them."),
+        ("daemon status", "server", "Show whether the daemon is running, and where."),
+        ("daemon install", "server", "Install the systemd units of carmad. For root."),
+        ("daemon replay", "server", "Replay a journal, and check that every decision is the same."),
+    ),
+    "config": (
+        ("config show", "config", "Print the settings in effect."),
+        ("config check", "config", "Check a settings file with the CARMA_… variables set here."),
+        ("config set", "config", "Change a setting, in the settings file and at once."),
+    ),
+}
 OWN: dict[str, Command] = {
-    each.name: each
-    for each in (
-        Command("submit", "submit", "Put a command or a job script in the queue.", JOBS),
-        Command(
-            "run", "run", "Wait for GPUs, then run a command in this terminal, as a job.", JOBS
-        ),
-        Command("shell", "run", "Wait for GPUs, then start a shell here, as a job.", JOBS),
-        Command(
-            "attach",
-            "attach",
-            "Start a shell, or run a command, beside a running job, on its GPUs.",
-            JOBS,
-        ),
-        Command("queue", "queue", "List running and waiting jobs.", JOBS),
-        Command("show", "show", "Show everything about one of your jobs.", JOBS),
-        Command(
-            "why", "show", "Explain why a job waits, or what became of it, with numbers.", JOBS
-        ),
-        Command("logs", "logs", "Print the output of all attempts of a job; -f follows it.", JOBS),
-        Command(
-            "wait",
-            "cli.hot",
-            "Wait for jobs to end. Exits with the exit code of the first that failed, or 0.",
-            JOBS,
-        ),
-        Command("cancel", "cli.hot", "Cancel jobs. Running ones get SIGTERM, then SIGKILL.", JOBS),
-        Command("hold", "steer", "Keep waiting jobs from starting.", JOBS),
-        Command("release", "steer", "Release held jobs.", JOBS),
-        Command(
-            "suspend",
-            "steer",
-            "Take running jobs off their GPUs until they are resumed; nothing is lost.",
-            JOBS,
-        ),
-        Command(
-            "resume",
-            "steer",
-            "Let suspended jobs go on, as soon as there are GPUs for them.",
-            JOBS,
-        ),
-        Command("requeue", "steer", "Run ended jobs again, under their old ids.", JOBS),
-        Command(
-            "update",
-            "steer",
-            "Change options of waiting jobs, or --time and --requeue of running ones; or move"
-            " these to other GPUs.",
-            JOBS,
-        ),
-        Command(
-            "estimate",
-            "estimate",
-            "Predict how much GPU memory a command needs. It runs on no GPU.",
-            JOBS,
-        ),
-        Command(
-            "report",
-            "results",
-            "Report metrics or the duration of a training step of a running job.",
-            JOBS,
-        ),
-        Command(
-            "results",
-            "results",
-            "Show the parameters of a sweep's tasks, and the metrics that they reported.",
-            JOBS,
-        ),
-        Command("status", "gpus", "Show the GPUs, the jobs on them, and the queue.", MONITORING),
-        Command(
-            "top", "gpus", "Watch the GPUs, the jobs on them, and the queue, live.", MONITORING
-        ),
-        Command(
-            "gpus",
-            "gpus",
-            "Show each GPU's collocation risk, and the limits that apply to it.",
-            MONITORING,
-        ),
-        Command("history", "past", "List ended jobs, newest first.", MONITORING),
-        Command(
-            "stats",
-            "past",
-            "Add up jobs, GPU hours, energy and waiting, by user or by month.",
-            MONITORING,
-        ),
-        Command(
-            "share",
-            "shares",
-            "Show each user's recent use of the server. Users who have used far less go first.",
-            MONITORING,
-        ),
-        Command(
-            "reserve",
-            "shares",
-            "Reserve GPUs, your own jobs' (--me) or, for administrators, anybody's; or list the"
-            " reservations.",
-            ADMINISTRATION,
-        ),
-        Command(
-            "limit",
-            "shares",
-            "List limits, or set one: in force at once, and kept. Setting is for administrators.",
-            ADMINISTRATION,
-        ),
-        Command(
-            "drain",
-            "gpus",
-            "Start no more jobs on these GPUs; running jobs continue, or move. For administrators.",
-            ADMINISTRATION,
-        ),
-        Command(
-            "doctor",
-            "doctor",
-            "Check this machine and, if one is running, the daemon. Exits with 1 if a check fails.",
-            ADMINISTRATION,
-        ),
-        Command(
-            "daemon",
-            "server",
-            "Start, stop and install carmad.",
-            ADMINISTRATION,
-            (
-                Command(
-                    "daemon start",
-                    "server",
-                    "Start a daemon for your own jobs, in the background.",
-                ),
-                Command("daemon run", "server", "Run the daemon in the foreground."),
-                Command(
-                    "daemon stop",
-                    "server",
-                    "Stop the daemon. Running jobs continue; the next daemon takes them over.",
-                ),
-                Command(
-                    "daemon status", "server", "Show whether the daemon is running, and where."
-                ),
-                Command(
-                    "daemon install", "server", "Install the systemd units of carmad. For root."
-                ),
-                Command(
-                    "daemon replay",
-                    "server",
-                    "Replay a daemon's journal, and check that every decision comes out the same.",
-                ),
-            ),
-        ),
-        Command(
-            "config",
-            "config",
-            "Show the daemon's settings, or check a settings file.",
-            ADMINISTRATION,
-            (
-                Command("config show", "config", "Print the settings in effect."),
-                Command(
-                    "config check",
-                    "config",
-                    "Check a settings file, together with the CARMA_… variables set here."
-                    " Starts nothing.",
-                ),
-                Command(
-                    "config set",
-                    "config",
-                    "Change a setting, in the settings file and at once. For administrators.",
-                ),
-            ),
-        ),
+    name: Command(
+        name, module, summary, panel, tuple(Command(*below) for below in _TABLE.get(name, ()))
     )
+    for panel in PANELS[:3]
+    for name, module, summary in _TABLE[panel]
 }
 
 # What most people need: all that `carma` alone lists.
-FIRST = (*("submit", "run", "queue", "why", "logs", "cancel", "status", "top", "estimate", "demo"),)
+FIRST = ("submit", "run", "queue", "why", "logs", "cancel", "status", "top", "estimate", "demo")
 NO_DAEMON = "no-daemon"  # names, in that group, what `elsewhere` asks
 
 # Verbs that went after version 0.1, and what other programs call ours.
