@@ -318,8 +318,10 @@ class Jobs:
     def of_tasks(self, job: Job) -> Iterator[JobOut]:
         """The tasks that the job stands for. The first may head the line; the others differ in
         little."""
-        yield self(part(job, job.ids[:1]))
-        if job.tasks > 1 and job.spec.array:
+        if job.tasks == 1:
+            yield self(job)
+        elif job.spec.array:
+            yield self(part(job, job.ids[:1]))
             second = self(part(job, job.ids[1:2]))
             for ahead in range(1, job.tasks):
                 yield cast(JobOut, {**second, **self._of_task(job, ahead)})

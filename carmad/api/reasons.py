@@ -18,6 +18,7 @@ from carmad.core.gpus.idling import SAID_AFTER_S
 from carmad.core.jobs.attempt import GpuId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.placing.decision import Decision, Placement, Reason
+from carmad.core.placing.view import View
 from carmad.core.scene import Scene
 from carmad.readable import duration, gib
 from carmad.words import Wording, clock, detail, first_few
@@ -85,10 +86,14 @@ def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
 def too_large(estimate: Estimate | None, scene: Scene) -> str | None:
     """That even the lower end of an estimate is more than any GPU has; completes "it …". None: it
     is not."""
-    largest_mib = max((gpu.gpu.memory_mib for gpu in scene.view.gpus), default=0)
+    largest_mib = scene.memo.recall("largest", _largest_mib, scene.view)
     if estimate is None or not 0 < largest_mib < estimate.least_mib:
         return None
     return f"needs at least {gib(estimate.least_mib)}, and the largest GPU has {gib(largest_mib)}"
+
+
+def _largest_mib(view: View) -> int:
+    return max((gpu.gpu.memory_mib for gpu in view.gpus), default=0)
 
 
 def gpu_ref(id: GpuId, gpus: Mapping[GpuId, Gpu]) -> GpuRefOut:

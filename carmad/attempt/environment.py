@@ -365,10 +365,18 @@ def has_log(spec: JobSpec) -> bool:
 def log_paths(job: Job, ahead: int = 0) -> tuple[str, str]:
     """Where the job's stdout and stderr go, as absolute paths; often the same. `ahead`: as of
     `expand`."""
-    stdout = str(Path(job.spec.cwd) / expand(job.spec.stdout, job, ahead))
+    stdout = _path(job.spec.cwd, expand(job.spec.stdout, job, ahead))
     if job.spec.stderr is None:
         return stdout, stdout
-    return stdout, str(Path(job.spec.cwd) / expand(job.spec.stderr, job, ahead))
+    return stdout, _path(job.spec.cwd, expand(job.spec.stderr, job, ahead))
+
+
+_SUPERFLUOUS = re.compile(r"/(?:\.?/)+")
+
+
+def _path(folder: str, name: str) -> str:
+    """As `Path(folder, name)`, which takes ten times as long: a listing has 10,000."""
+    return _SUPERFLUOUS.sub("/", f"/{name}" if name.startswith("/") else f"{folder}/{name}")
 
 
 # -- limits, as files of its cgroup. The CPUs are a quota of processor time, not a set: the kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -28,6 +29,8 @@ log = logging.getLogger("carmad")
 # New objects before the youngest are looked through. By default, 700: then requests are taken for
 # objects that live long, and a few hundred of them have all jobs looked through, for 20 ms or more.
 GARBAGE = 10_000
+LARGE = 1 << 20  # bytes, from which a buffer is given back to the system when it is freed
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
 EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
 EX_TEMPFAIL = 75  # systemd starts it again
 
@@ -35,6 +38,7 @@ EX_TEMPFAIL = 75  # systemd starts it again
 def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     os.umask(0o022)  # sockets, pipes and cards are for others to reach
+    give_memory_back()
     fds = listen_fds()
     listener = socket.socket(fileno=fds[0]) if fds else None
     try:
@@ -76,6 +80,13 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> bool:
         notify("STOPPING=1")
         log.info("stopping; running jobs continue")
     return daemon.again.is_set()
+
+
+def give_memory_back() -> None:
+    """By default, glibc raises the threshold with each large buffer that is freed, and later keeps
+    such buffers, in each thread that had one: 35 MB after each listing of 10,000 jobs."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 def build_parser() -> argparse.ArgumentParser:

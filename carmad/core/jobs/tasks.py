@@ -41,7 +41,7 @@ def split(jobs: Iterable[Job], most: int) -> tuple[list[Job], int]:
     for job in jobs:
         taken = min(job.tasks, most)
         if taken:
-            first.append(part(job, job.ids[:taken]))
+            first.append(job if taken == job.tasks else part(job, job.ids[:taken]))
         most -= taken
         others += job.tasks - taken
     return first, others

@@ -255,6 +255,9 @@ def test_log_names() -> None:
     task = job(array=ArrayTask(JobId(5), 2), stdout="logs/%A_%a.out", stderr="/var/%j.err")
     assert log_paths(task) == ("/work/logs/5_2.out", "/var/7.err")
     assert expand("%4j-%999999999a-%4x%4%", task) == f"0007-0000000002-{task.spec.name}%"
+    for name in ("./logs//%j.out", "/var/.//log/../x", "a./.b/..", "//x"):
+        path = str(Path("/work", expand(name, task)))
+        assert log_paths(job(stdout=name))[0].lstrip("/") == path.lstrip("/")
     assert log_paths(job()) == ("/work/carma-7.out", "/work/carma-7.out")
 
 
