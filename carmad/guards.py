@@ -7,27 +7,23 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from carmad import beats
-from carmad.core.gpus.gpu import Gpu
-from carmad.core.happenings import Happening
-from carmad.core.jobs.attempt import Exit, GpuId
+from carmad.core.jobs.attempt import Exit
 from carmad.core.jobs.findings import Estimate, Prediction, Refusal
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, Retry
-from carmad.core.jobs.spec import Allocation, JobSpec
-from carmad.core.messages import Event, Step
+from carmad.core.jobs.spec import JobSpec
 from carmad.core.placing.decision import Proposal
 from carmad.core.placing.view import Policy, View
 from carmad.core.ports import Estimator, Predictor, Recovery
-from carmad.edge import Checked, Condition, Follower, SubmissionCheck
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
 from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
@@ -71,11 +67,12 @@ class _Guard(Generic[N]):
 
     The plugin runs in its own thread. A call that takes too long fails, and so does every later
     call until the thread returns, and for a while after that; what stands in for the plugin decides
-    meanwhile. A thread cannot be killed: if it never returns, the daemon must be restarted.
+    meanwhile. A thread cannot be killed: if it never returns, the daemon must be restarted. It is
+    no executor's, as Python waits for those when it exits.
     """
 
-    kind: ClassVar[str]
-    without: str = ""  # what becomes of jobs while it cannot answer
+    kind = ""
+    without = ""  # what becomes of jobs while it cannot answer
 
     def __init__(self, plugin: N, timeout_s: float = CORE_WAITS_S) -> None:
         self.name = plugin.name
@@ -102,18 +99,20 @@ class _Guard(Generic[N]):
             beats.idle()
             del question, answer  # otherwise they would be kept until the next call
 
-    def _ask(self, question: Callable[[N], T], what: str, valid: Callable[[T], bool]) -> T:
-        """Raises what the plugin raises, TimeoutError, or TypeError for an invalid answer."""
+    def _ask(self, what: str, question: Callable[[N], T], check: Callable[[T], object]) -> T:
+        """Raises what the plugin raises, TimeoutError, or what `check` raises."""
         with self._one_at_a_time:
             try:
                 answer = self._await_answer(question, what)
-                if not valid(answer):
-                    raise TypeError(f"it answered {answer!r:.200}")
+                check(answer)
             except Exception as error:
                 self._fails(error, what)
                 raise
             if self.trouble and not self.trouble.over and what == self._fails_at:
-                self._works(self.trouble)
+                self.trouble = replace(self.trouble, over=True)
+                if self._logged:
+                    times = self.trouble.times
+                    log.warning("the %s answers again; it failed %d times", self._label, times)
             return answer
 
     def _await_answer(self, question: Callable[[N], T], what: str) -> T:
@@ -124,10 +123,11 @@ class _Guard(Generic[N]):
         self._late = None
         answer: Future[T] = Future()
         self._questions.put((question, answer))
-        if not wait([answer], self._timeout_s).done:
+        try:
+            return _wait(answer, self._timeout_s, f"no {what}")
+        except _Late:
             self._late, self._again_at = answer, time.monotonic() + REST * self._timeout_s
-            raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
-        return answer.result()
+            raise
 
     def _fails(self, error: Exception, what: str) -> None:
         now, text = time.time(), f"{error!r:.200}"
@@ -144,10 +144,18 @@ class _Guard(Generic[N]):
             shown = None if hangs else error
             log.error("the %s fails: %s%s", self._label, self.without, where, exc_info=shown)
 
-    def _works(self, trouble: Trouble) -> None:
-        self.trouble = replace(trouble, over=True)
-        if self._logged:
-            log.warning("the %s answers again; it failed %d times", self._label, trouble.times)
+
+class _Late(TimeoutError):
+    """The guard's own, not one that a plugin raises."""
+
+
+def _wait(answer: Future[T], timeout_s: float, lacking: str) -> T:
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError:
+        if answer.done():  # it is the plugin's own
+            raise
+        raise _Late(f"{lacking} within {timeout_s:g} s") from None
 
 
 def _answer(answer: Future[Any], find: Callable[[], object]) -> None:
@@ -159,33 +167,35 @@ def _answer(answer: Future[Any], find: Callable[[], object]) -> None:
         answer.set_exception(error if isinstance(error, Exception) else gave_up)
 
 
+def _each(is_valid: Callable[[Any], bool]) -> Callable[[Sequence[object]], None]:
+    """A check of answers; its error names only the one that is invalid."""
+
+    def check(answers: Sequence[object]) -> None:
+        for answer in answers:
+            if not is_valid(answer):
+                raise TypeError(f"it answered {answer!r:.200}")
+
+    return check
+
+
+def _or_none(is_valid: Callable[[Any], bool]) -> Callable[[object], None]:
+    return lambda answer: _each(is_valid)([] if answer is None else [answer])
+
+
 class GuardedPolicy(_Guard[Policy]):
     kind = "policy"
 
-    def __init__(
-        self,
-        policy: Policy,
-        timeout_s: float = CORE_WAITS_S,
-        deputy: str = "",
-    ) -> None:
+    def __init__(self, policy: Policy, timeout_s: float = CORE_WAITS_S, deputy: str = "") -> None:
         """`deputy`: the policy that decides while this one fails."""
         super().__init__(policy, timeout_s)
         self.without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
 
     def order(self, job: Job) -> float:
-        return self._ask(
-            lambda policy: float(policy.order(job)), "place in line", lambda at: not math.isnan(at)
-        )
+        check = _or_none(lambda place: not math.isnan(place))
+        return self._ask("place in line", lambda policy: float(policy.order(job)), check)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        return self._ask(lambda policy: tuple(policy.plan(view)), "plan", _are_proposals)
-
-
-def _are_proposals(plan: tuple[object, ...]) -> bool:
-    for answer in plan:
-        if not is_proposal(answer):
-            raise TypeError(f"it answered {answer!r:.200}")  # only the invalid one
-    return True
+        return self._ask("plan", lambda policy: tuple(policy.plan(view)), _each(is_proposal))
 
 
 class GuardedPredictor(_Guard[Predictor]):
@@ -196,9 +206,9 @@ class GuardedPredictor(_Guard[Predictor]):
         self, job: Job, history: History, models: Mapping[str, Model], now: float
     ) -> Prediction | None:
         return self._ask(
-            lambda predictor: predictor.predict(job, history, models, now),
             "prediction",
-            lambda answer: answer is None or is_prediction(answer),
+            lambda predictor: predictor.predict(job, history, models, now),
+            _or_none(is_prediction),
         )
 
 
@@ -207,11 +217,7 @@ class GuardedRecovery(_Guard[Recovery]):
     without = "jobs that ran out of memory are retried alone"
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
-        return self._ask(
-            lambda recovery: recovery.decide(job, exit),
-            "decision",
-            lambda answer: answer is None or is_retry(answer),
-        )
+        return self._ask("decision", lambda its: its.decide(job, exit), _or_none(is_retry))
 
 
 class GuardedEstimator:
@@ -219,12 +225,9 @@ class GuardedEstimator:
     which runs in a new thread."""
 
     def __init__(self, estimator: Estimator, timeout_s: float) -> None:
+        self.name = estimator.name
         self._estimator = estimator
         self._timeout_s = timeout_s
-
-    @property
-    def name(self) -> str:
-        return self._estimator.name
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
         """Raises what the estimator raises, TimeoutError, or TypeError for an invalid answer."""
@@ -232,104 +235,47 @@ class GuardedEstimator:
         room = _ROOM.setdefault(key, threading.Semaphore(MOST_UNANSWERED))
         if not room.acquire(blocking=False):
             raise TimeoutError(f"{self.name} still has not answered earlier questions")
-        answer: Future[object] = Future()
+        answer: Future[Estimate | Refusal] = Future()
 
         def find() -> None:
-            with beats.beating(f"estimator-{self.name}", self._timeout_s):
-                beats.at("an estimate")
-                _answer(answer, lambda: self._estimator.estimate(spec))
-                room.release()
+            beats.at("an estimate")
+            _answer(answer, lambda: self._estimator.estimate(spec))
+            room.release()
 
         try:
-            threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()
+            beats.thread(f"estimator-{self.name}", self._timeout_s, find).start()
         except RuntimeError:  # no thread can be started
             room.release()
             raise
-        if not wait([answer], self._timeout_s).done:
-            raise TimeoutError(f"{self.name} gave no estimate within {self._timeout_s:g} s")
-        found = answer.result()
-        if isinstance(found, Estimate | Refusal) and is_answer(found):
-            return found
-        raise TypeError(f"it answered {found!r:.200}")
+        found = _wait(answer, self._timeout_s, f"{self.name} gave no estimate")
+        _each(is_answer)([found])
+        return found
 
 
-class GuardedFollower(Follower):
-    """If it raises, that is logged, and the core goes on; after a step that it has missed, it is
-    reset."""
-
-    def __init__(self, name: str, follower: Follower) -> None:
-        self._name = name
-        self._follower = follower
-
-    def hear(self, events: Sequence[Event]) -> None:
-        with self._guard():
-            self._follower.hear(events)
-
-    def on_timing(self, step: Step, core_s: float, commit_s: float) -> None:
-        with self._guard():
-            self._follower.on_timing(step, core_s, commit_s)
-
-    def on_commit(self, step: Step) -> None:
-        try:
-            self._follower.on_commit(step)
-        except (Exception, SystemExit) as error:  # the engine logs it, and resets who raises
-            raise RuntimeError(f"the follower {self._name} has failed") from error
-
-    def on_failed_commit(self, error: CarmaError) -> None:
-        with self._guard():
-            self._follower.on_failed_commit(error)
-
-    def on_reset(self, jobs: Iterable[Job]) -> None:
-        with self._guard():
-            self._follower.on_reset(jobs)
-
-    def on_happenings(self, happenings: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
-        with self._guard():
-            self._follower.on_happenings(happenings, gpus)
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit):  # foreign code may call sys.exit
-            log.exception("the follower %s has failed", self._name)
+@contextmanager
+def heard_by(follower: object) -> Iterator[None]:
+    """If it raises, that is logged, and the core goes on."""
+    try:
+        yield
+    except (Exception, SystemExit):  # foreign code may call sys.exit
+        log.exception("the follower %s has failed", _name(follower))
 
 
-class GuardedCheck(SubmissionCheck):
-    """One that fails refuses the submission: what it is there to prevent must not happen. All of
-    its methods raise CarmaError."""
+@contextmanager
+def refused_by(check: object) -> Iterator[None]:
+    """A check of submissions that fails refuses: what it is there to prevent must not happen.
+    Raises CarmaError."""
+    try:
+        yield
+    except CarmaError:
+        raise
+    except (Exception, SystemExit) as error:
+        log.exception("the check %s of submissions has failed", _name(check))
+        raise CarmaError(
+            f"the check {_name(check)} of submissions fails: {error!r:.200}",
+            "Ask your administrator; the daemon's log has more.",
+        ) from error
 
-    __slots__ = ("_check", "_name")
 
-    def __init__(self, name: str, check: SubmissionCheck) -> None:
-        self._name = name
-        self._check = check
-
-    def allocation(self, pid: int) -> Allocation | None:
-        with self._guard():
-            return self._check.allocation(pid)
-
-    def check(self, spec: JobSpec) -> Checked:
-        with self._guard():
-            found = self._check.check(spec)
-            if not isinstance(found, Checked) or found.spec.owner != spec.owner:
-                raise TypeError(f"it answered {found!r:.200}")
-        condition = found.condition
-        return replace(found, condition=partial(self._require, condition) if condition else None)
-
-    def _require(self, condition: Condition, others: Sequence[JobSpec]) -> None:
-        with self._guard():
-            condition(others)
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except CarmaError:
-            raise
-        except (Exception, SystemExit) as error:
-            log.exception("the check %s of submissions has failed", self._name)
-            raise CarmaError(
-                f"the check {self._name} of submissions fails: {error!r:.200}",
-                "Ask your administrator; the daemon's log has more.",
-            ) from error
+def _name(plugged: object) -> str:
+    return f"{type(plugged).__module__}.{type(plugged).__qualname__}"

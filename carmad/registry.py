@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -17,13 +17,7 @@ from carmad.core.placing.view import Policy
 from carmad.core.ports import Estimator, Predictor, Recovery, Server
 from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
 from carmad.errors import CarmaError
-from carmad.guards import (
-    GuardedCheck,
-    GuardedEstimator,
-    GuardedPolicy,
-    GuardedPredictor,
-    GuardedRecovery,
-)
+from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedPredictor, GuardedRecovery
 from carmad.words import Wording
 
 log = logging.getLogger(__name__)
@@ -38,17 +32,13 @@ ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script ma
 
 
 def policy(settings: Settings) -> GuardedPolicy:
-    return _policy(settings.policy, settings, settings.policy_fallback)
+    return GuardedPolicy(bare_policy(settings), deputy=settings.policy_fallback)
 
 
 def fallback(settings: Settings) -> GuardedPolicy | None:
     """The policy that decides while the configured one fails, if any."""
     name = settings.policy_fallback
-    return _policy(name, settings) if name else None
-
-
-def _policy(name: str, settings: Settings, deputy: str = "") -> GuardedPolicy:
-    return GuardedPolicy(cast(Policy, _load("policies", name, settings)), deputy=deputy)
+    return GuardedPolicy(cast(Policy, _load("policies", name, settings))) if name else None
 
 
 def bare_policy(settings: Settings) -> Policy:
@@ -90,10 +80,8 @@ def estimators_that(can: type[T], settings: Settings, server: Server) -> Iterato
 
 def trace_importer(kind: str) -> Callable[[Path], object]:
     """What reads the traces of a kind, for `carma simulate KIND:PATH`."""
-    try:
+    with _loading("traces", kind):
         return _factory("traces", kind)
-    except ImportError as error:  # foreign code
-        raise CarmaError(f"traces of the kind {kind!r} cannot be read: {error}") from error
 
 
 def names(kind: str) -> list[str]:
@@ -110,17 +98,14 @@ def services(host: Host) -> dict[str, BackgroundService]:
     """The installed services that have something to do, by name, CARMA's own first. Raises what one
     of these raises when it is built; another's failure is logged, and it is left out, as is what is
     not installed whole."""
-    return {name: cast(BackgroundService, made) for name, made in _build("services", host)}
+    return dict(_build("services", host))
 
 
 def followers(host: Host) -> dict[str, Follower]:
     """The installed followers, by name; failing ones as `services`."""
-    found = {}
-    for name, made in _build("followers", host):
-        if isinstance(made, Follower):
-            found[name] = made
-        else:
-            log.error("%s is left out, as it is not a Follower: %.200r", name, made)
+    found = dict(_build("followers", host))
+    for name in [name for name, made in found.items() if not isinstance(made, Follower)]:
+        log.error("%s is left out, as it is not a Follower: %.200r", name, found.pop(name))
     return found
 
 
@@ -132,23 +117,14 @@ def routers() -> dict[str, Any]:
 def checks(host: Host) -> list[SubmissionCheck]:
     """The installed checks of submissions, in the order of their names. Raises CarmaError if one
     cannot be built: what it is there to prevent must not happen."""
-    found: list[SubmissionCheck] = []
+    made: list[object] = []
     for name in names("submissions"):
-        try:
-            made = _factory("submissions", name)(host)
-        except CarmaError:
-            raise
-        except (Exception, SystemExit) as error:  # foreign code
-            raise CarmaError(
-                f"the check {name} of submissions cannot be built: {error!r:.200}",
-                "Mend the package that has it, or uninstall that.",
-            ) from error
-        if made is not None:
-            found.append(GuardedCheck(name, cast(SubmissionCheck, made)))
-    return found
+        with _loading("submissions", name):
+            made.append(_factory("submissions", name)(host))
+    return [cast(SubmissionCheck, each) for each in made if each is not None]
 
 
-def _build(group: str, *given: object) -> Iterator[tuple[str, object]]:
+def _build(group: str, *given: object) -> Iterator[tuple[str, Any]]:
     for name, point in installed.by_name(f"carma.{group}").items():
         try:
             found = point.load()
@@ -205,10 +181,20 @@ def wordings() -> Mapping[str, Wording]:
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
-    own = settings_of_plugins().get((kind, name))
-    try:
+    with _loading(kind, name):
+        own = settings_of_plugins().get((kind, name))
         more = (own(**settings.plugins.get(f"{kind}.{name}", {})),) if own else ()
         plugin = _factory(kind, name)(settings, *given, *more)
+    if not isinstance(getattr(plugin, "name", None), str):
+        raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")
+    return plugin
+
+
+@contextmanager
+def _loading(kind: str, name: str) -> Iterator[None]:
+    """Raises only CarmaError."""
+    try:
+        yield
     except CarmaError:
         raise
     except (Exception, SystemExit) as error:  # foreign code
@@ -216,9 +202,6 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
             f"{name!r} of {kind} cannot be loaded: {error}",
             "are its dependencies installed? docs/guides/packages.md lists those of CARMA's own",
         ) from error
-    if not isinstance(getattr(plugin, "name", None), str):
-        raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")
-    return plugin
 
 
 @cache  # estimators are made for every job

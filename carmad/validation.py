@@ -4,9 +4,10 @@ have run on it; and that it is small enough to be stored and shown.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import isfinite
-from typing import Any, TypeGuard
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -23,53 +24,56 @@ MOST_S = 1e9
 
 
 def is_proposal(answer: object) -> bool:
-    if isinstance(answer, Remember):
-        return True  # it is returned only to the policy itself
-    if isinstance(answer, AskAgain):
-        return _conforms(answer, AskAgain) and isfinite(answer.at)
-    if isinstance(answer, Preemption):
-        return _conforms(answer, Preemption)
-    return is_placement(answer)
-
-
-def is_placement(answer: object) -> bool:
-    if not isinstance(answer, Placement) or not _conforms(answer, Placement):
-        return False
-    return answer.profiling is None or isfinite(answer.profiling.until)
+    # What a policy remembers is returned only to the policy itself.
+    return isinstance(answer, Remember) or _is_valid(answer, AskAgain, Preemption, Placement)
 
 
 def is_retry(answer: object) -> bool:
-    return _conforms(answer, Retry)
+    return _is_valid(answer, Retry)
 
 
-def is_prediction(answer: object) -> TypeGuard[Prediction]:
-    return (
-        isinstance(answer, Prediction)
-        and _conforms(answer, Prediction)
-        and 0 <= answer.seconds <= MOST_S  # nan is not
-        and (answer.at_most_s is None or 0 <= answer.at_most_s <= MOST_S)
-        and _are_few(answer.notes, answer.parts)
-    )
+def is_prediction(answer: object) -> bool:
+    return _is_valid(answer, Prediction)
 
 
 def is_answer(answer: object) -> bool:
     """An estimator's: an Estimate with low ≤ mib ≤ high, or a Refusal."""
-    if isinstance(answer, Refusal):
-        return _conforms(answer, Refusal) and 0 <= answer.seconds <= MOST_S
-    return isinstance(answer, Estimate) and _conforms(answer, Estimate) and _is_estimate(answer)
+    return _is_valid(answer, Estimate, Refusal)
+
+
+def _is_valid(answer: Any, *kinds: type) -> bool:
+    kind = next((each for each in kinds if isinstance(answer, each)), None)
+    if kind is None:
+        return False
+    try:
+        _adapter(kind).validate_python((answer,))
+    except ValidationError:
+        return False
+    return kind not in _LIMITS or _LIMITS[kind](answer)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """It takes instances only, and looks into them."""
+    strict = ConfigDict(strict=True, revalidate_instances="always", str_max_length=MOST_LETTERS)
+    return TypeAdapter(tuple[kind], config=strict)
 
 
 def _is_estimate(answer: Estimate) -> bool:
     return (
         answer.mib > 0
         and -MOST_MIB <= (answer.low or 0) <= answer.mib <= answer.safe_mib <= MOST_MIB
-        and 0 <= answer.seconds <= MOST_S
+        and _is_time(answer.seconds)
         and 0 <= answer.batch_mib <= answer.mib
         and 0 <= (answer.traced_mib or 0) <= MOST_MIB
         and _are_few(answer.notes, answer.parts, answer.phases)
         and len(answer.others) <= MOST_OTHERS
         and all(map(_is_estimate, answer.others))
     )
+
+
+def _is_time(seconds: float) -> bool:
+    return 0 <= seconds <= MOST_S  # nan is not
 
 
 def _are_few(notes: tuple[str, ...], *parts: tuple[tuple[str, float], ...]) -> bool:
@@ -79,16 +83,12 @@ def _are_few(notes: tuple[str, ...], *parts: tuple[tuple[str, float], ...]) -> b
     )
 
 
-def _conforms(answer: object, kind: Any) -> bool:
-    try:
-        _adapter(kind).validate_python((answer,))
-    except ValidationError:
-        return False
-    return True
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """It takes instances only, and looks into them."""
-    strict = ConfigDict(strict=True, revalidate_instances="always", str_max_length=MOST_LETTERS)
-    return TypeAdapter(tuple[kind], config=strict)
+_LIMITS: dict[type, Callable[[Any], bool]] = {
+    AskAgain: lambda its: isfinite(its.at),
+    Placement: lambda its: its.profiling is None or isfinite(its.profiling.until),
+    Prediction: lambda its: (
+        _is_time(its.seconds) and _is_time(its.at_most_s or 0.0) and _are_few(its.notes, its.parts)
+    ),
+    Estimate: _is_estimate,
+    Refusal: lambda its: _is_time(its.seconds),
+}

@@ -107,7 +107,7 @@ class Daemon:
             timeline=timeline,
             terminals=NoProcesses(),
         )
-        self.service.events.listeners.append(timeline.on_happenings)
+        self.service.events.listeners.append(timeline)
         self.app = create_app(self.service)
         self.path = str(folder / "carmad.sock")
         sock = socket.socket(socket.AF_UNIX)

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 from carmad.api.service import Service
 from carmad.core.jobs.spec import JobSpec
-from carmad.edge import Condition, SubmissionCheck
+from carmad.edge import Checked, Condition, SubmissionCheck
+from carmad.guards import refused_by
 from carmad.threads import run_in_threadpool
 
 
@@ -18,7 +19,7 @@ async def admission(service: Service, spec: JobSpec) -> AsyncIterator[JobSpec]:
 
     Raises CarmaError if one refuses it.
     """
-    conditions: list[Condition] = []
+    conditions: list[tuple[SubmissionCheck, Condition]] = []
     if service.checks:
         spec, conditions = await run_in_threadpool(_ask, service.checks, spec)
     if not conditions:
@@ -30,16 +31,24 @@ async def admission(service: Service, spec: JobSpec) -> AsyncIterator[JobSpec]:
         yield spec
 
 
-def _ask(checks: Sequence[SubmissionCheck], spec: JobSpec) -> tuple[JobSpec, list[Condition]]:
+def _ask(
+    checks: Sequence[SubmissionCheck], spec: JobSpec
+) -> tuple[JobSpec, list[tuple[SubmissionCheck, Condition]]]:
     conditions = []
     for each in checks:
-        checked = each.check(spec)
+        with refused_by(each):
+            checked = each.check(spec)
+            if not isinstance(checked, Checked) or checked.spec.owner != spec.owner:
+                raise TypeError(f"it answered {checked!r:.200}")
         spec = checked.spec
         if checked.condition:
-            conditions.append(checked.condition)
+            conditions.append((each, checked.condition))
     return spec, conditions
 
 
-def _require(conditions: Sequence[Condition], others: Sequence[JobSpec]) -> None:
-    for condition in conditions:
-        condition(others)
+def _require(
+    conditions: Sequence[tuple[SubmissionCheck, Condition]], others: Sequence[JobSpec]
+) -> None:
+    for check, condition in conditions:
+        with refused_by(check):
+            condition(others)

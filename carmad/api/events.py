@@ -10,7 +10,7 @@ import asyncio
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import NotRequired
@@ -24,6 +24,7 @@ from carmad.core.happenings import Happening, Kind, happenings, words
 from carmad.core.jobs.attempt import GpuId
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.edge import Follower
+from carmad.guards import heard_by
 from carmad.readable import gib
 
 KEPT = 4096
@@ -122,8 +123,7 @@ class Events(Follower):
         self._news: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: Counter[int] = Counter()
-        # Called in the core's thread.
-        self.listeners: list[Callable[[Sequence[Happening], Mapping[GpuId, Gpu]], None]] = []
+        self.listeners: list[Follower] = []
 
     def on_commit(self, step: Step) -> None:
         """In the core's thread."""
@@ -136,8 +136,9 @@ class Events(Follower):
         with self._lock:
             self._latest.extend(map(Entry, new))
             self._count += len(new)
-        for hears in self.listeners:
-            hears(new, self.gpus)
+        for follower in self.listeners:
+            with heard_by(follower):
+                follower.on_happenings(new, self.gpus)
         self.wake()
 
     def wake(self) -> None:

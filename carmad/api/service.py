@@ -157,7 +157,7 @@ class Service(Follower):
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
         self.recent = Recent(self.store)
-        self.events.listeners.append(self.counts.on_happenings)
+        self.events.listeners.append(self.counts)
 
     def on_commit(self, step: Step) -> None:
         self._scene = None

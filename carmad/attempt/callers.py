@@ -12,6 +12,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation
 from carmad.edge import SubmissionCheck
 from carmad.errors import CarmaError
+from carmad.guards import refused_by
 
 TITLE_WITHIN_S = 5.0
 
@@ -49,7 +50,11 @@ def own_process(pid: int, uid: int) -> Process:
 
 def allocation_of(checks: Iterable[SubmissionCheck], pid: int) -> Allocation | None:
     """Another resource manager's, that this process is part of. Raises CarmaError."""
-    return next(filter(None, (each.allocation(pid) for each in checks)), None)
+    for each in checks:
+        with refused_by(each):
+            if found := each.allocation(pid):
+                return found
+    return None
 
 
 def title_of(pid: int) -> tuple[list[str], str]:

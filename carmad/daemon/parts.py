@@ -60,7 +60,7 @@ from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
-from carmad.guards import GuardedFollower, Trouble
+from carmad.guards import Trouble
 from carmad.http.server import Server
 from carmad.learning.models import Model
 from carmad.learning.trained import Models
@@ -210,10 +210,8 @@ class Daemon:
         self._services = registry.services(host)
         self._post = cast(Post, _own("services", "notices", self._services))
         self._timeline = cast(Timeline, _own("followers", "timeline", followers))
-        named = (*followers.items(), *self._services.items())
-        self._plugged = [
-            GuardedFollower(name, its) for name, its in named if isinstance(its, Follower)
-        ]
+        plugged = (*followers.values(), *self._services.values())
+        self._plugged = [each for each in plugged if isinstance(each, Follower)]
 
     def _build_engine(self) -> None:
         """What drives the core, and those that follow its steps."""
@@ -226,7 +224,7 @@ class Daemon:
             self._past.submissions,
         )
         self._runners = Runners(self.inbox)
-        self._service.events.listeners += [its.on_happenings for its in self._plugged]
+        self._service.events.listeners += self._plugged
         followers = (
             *(InvalidChoices(), self._service, self._service.counts, self._world),
             *(self._journal, self._runners, *self._plugged),

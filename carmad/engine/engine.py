@@ -25,6 +25,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
+from carmad.guards import heard_by
 from carmad.loop import World, turn
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
@@ -151,7 +152,8 @@ class Engine:
         if planned:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
-            follower.hear(events)
+            with heard_by(follower):
+                follower.hear(events)
         others_wait = bool(self._scheduler.state.ledger.line())
         began = time.perf_counter()
         turn(
@@ -168,14 +170,19 @@ class Engine:
             self._tick_at = min(self._tick_at, due_at)
 
     def _notify(self, step: Step, core_s: float, commit_s: float) -> None:
-        """Errors here are only logged: the step is committed."""
+        """Errors here are only logged: the step is committed. Who has missed it is reset."""
         for follower in self._followers:
-            try:
+            has_heard = False
+            with heard_by(follower):
                 follower.on_timing(step, core_s, commit_s)
                 follower.on_commit(step)
-            except Exception:
-                log.exception("%s missed a committed step", type(follower).__name__)
-                follower.on_reset(self._scheduler.jobs.rows.values())
+                has_heard = True
+            if not has_heard:
+                self._reset(follower)
+
+    def _reset(self, follower: Follower) -> None:
+        with heard_by(follower):
+            follower.on_reset(self._scheduler.jobs.rows.values())
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
         """Carry out each stop once, although every retry of the step repeats it."""
@@ -227,7 +234,8 @@ class Engine:
             self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
             log.error("cannot record events: %s; %s", error, error.hint)
             for follower in self._followers:
-                follower.on_failed_commit(error)
+                with heard_by(follower):
+                    follower.on_failed_commit(error)
 
     def _reload(self, history: History | None = None) -> tuple[Action, ...]:
         """Reset the core to what is on disk: after a failed commit, it may be ahead of it. Its
@@ -243,7 +251,7 @@ class Engine:
             reservations=saved.reservations,
         )
         for follower in self._followers:
-            follower.on_reset(self._scheduler.jobs.rows.values())
+            self._reset(follower)
         return owed
 
     def _answer(self, question: Question) -> None:

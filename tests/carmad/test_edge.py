@@ -279,11 +279,11 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
     for told in (
         "cannot cannot be built, and is left out: lab_broken:cannot",
         "gone cannot be built, and is left out: lab_broken.nowhere:router",
-        "the follower raises has failed",
+        "the follower lab_broken.Raises has failed",
         "the service starts did not start",
         "gives-up cannot be built, and is left out: lab_broken:gives_up",
         "the service exits did not start",
-        "the follower exits has failed",
+        "the follower lab_broken.Exits has failed",
         "odd is left out, as it is not a Follower",
         "the routes odd cannot be added, and are left out",
         "never cannot be planned, and is left out",

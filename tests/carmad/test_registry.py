@@ -13,6 +13,7 @@ import pytest
 
 from carma_testing import a_gpu_view, a_job, a_server, a_spec, a_view
 from carmad import guards, registry
+from carmad.api import admission
 from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
 from carmad.core.jobs.attempt import Cause, Exit
@@ -24,7 +25,7 @@ from carmad.core.placing.view import View
 from carmad.core.ports import Estimator, Measures
 from carmad.edge import Checked, SubmissionCheck
 from carmad.errors import CarmaError
-from carmad.guards import GuardedCheck, GuardedEstimator, GuardedPolicy, GuardedRecovery
+from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedRecovery
 from policies import builtin
 from tests.waiting import PATIENCE_S
 
@@ -154,8 +155,8 @@ def test_a_check_of_submissions_that_exits_refuses_the_job() -> None:
         def check(self, spec: JobSpec) -> Checked:
             raise SystemExit(3)
 
-    with pytest.raises(CarmaError, match="the check lab of submissions fails"):
-        GuardedCheck("lab", Exits()).check(a_spec())
+    with pytest.raises(CarmaError, match=r"the check .*Exits of submissions fails"):
+        admission._ask([Exits()], a_spec())
 
 
 def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog) -> None:

@@ -173,4 +173,3 @@ def test_others_packages_may_have_the_names_of_our_folders(wheel: Path, tmp_path
     env.run("python", "-c", OF_THEIRS)
     env.run("python", "-c", OWN_AND_THEIRS)
     assert "List running and waiting jobs" in env.run("carma", "queue", "--help")
-    assert "theirs" in env.run("carma", "completion", "bash")

@@ -111,10 +111,10 @@ def test_of_submissions_at_once_one_meets_a_condition(daemon: Carmad) -> None:
 
 def test_a_check_that_fails_lets_nothing_pass(daemon: Carmad) -> None:
     error, _ = refusal(daemon, name="clumsy")
-    assert error == "the check house of submissions fails: KeyError('a bug in a check')"
+    assert error == "the check house_rules.House of submissions fails: KeyError('a bug in a check')"
     assert "KeyError" in daemon.log.read_text()
     error, _ = refusal(daemon, name="odd")
-    assert error.startswith("the check house of submissions fails: TypeError")
+    assert error.startswith("the check house_rules.House of submissions fails: TypeError")
 
 
 @pytest.mark.parametrize("value", ["house_rules:broken", "nowhere:check"])
@@ -123,4 +123,4 @@ def test_without_an_installed_check_no_daemon_starts(tmp_path: Path, value: str)
     where = ("--emulated", "1xA100-40GB", "--state-dir", str(tmp_path / "state"))
     ran = run_carmad(*where, "--socket", str(tmp_path / "sock"), PYTHONPATH=site)
     assert ran.returncode != 0
-    assert "the check house of submissions cannot be built" in ran.stderr
+    assert "'house' of submissions cannot be loaded" in ran.stderr

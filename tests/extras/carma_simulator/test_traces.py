@@ -592,7 +592,7 @@ def test_another_package_can_bring_a_kind_of_trace(tmp_path, monkeypatch):
     row = "2017-10-09 07:00:00,60.0,1,60.0,vc\n"
     path = file(tmp_path, "p.csv", f"timestamp,duration,num_gpus,gpu_time,cluster\n{row}")
     assert load(f"mine:{path}?seed=3") == load(f"philly:{path}?seed=3")
-    with pytest.raises(CarmaError, match="of the kind 'broken' cannot be read"):
+    with pytest.raises(CarmaError, match="'broken' of traces cannot be loaded"):
         load(f"broken:{path}")
     with pytest.raises(CarmaError) as raised:
         load(f"other:{path}")
