@@ -50,6 +50,7 @@ class GpuKind:
     sm_share: float = 1.0  # of the whole GPU's SMs; speeds are the whole GPU's
     dram_share: float = 1.0  # of its memory bandwidth
     peak: float = 0.85  # of the way from idle_w to max_w: what training at full activity takes
+    product: str = ""  # as drivers call it, where that is known
 
     @property
     def busy_w(self) -> float:
@@ -72,6 +73,7 @@ def _read() -> Iterator[GpuKind]:
                 float(row["speed"]),
                 tuple((model, float(speed)) for model, _, speed in speeds),
                 peak=float(row["peak"]),
+                product=row["product"],
             )
 
 
