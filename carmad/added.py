@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 ADDED = "CARMA_ADDED"  # as JSON: names with values, or with the folder that a list of folders got
 

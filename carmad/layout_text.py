@@ -9,11 +9,8 @@ author.
 from __future__ import annotations
 
 import re
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from collections.abc import Mapping
+from typing import Any
 
 UNITS_S = {"us": 1e6, "ms": 1e3, "s": 1.0}  # per second
 UNITS_MIB = {"k": 1024.0, "m": 1.0, "g": 1 / 1024}  # per MiB

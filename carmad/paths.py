@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-
-TYPE_CHECKING = False  # importing typing takes 2 ms
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 MOST_DIGITS = 10  # as Slurm's
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120

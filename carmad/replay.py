@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from carmad import registry
-from carmad.core.jobs.attempt import Exit, JobId
-from carmad.core.jobs.findings import Prediction
+from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.history import History as CoreHistory
-from carmad.core.jobs.job import Job, Retry
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Trained
 from carmad.core.placing.decision import (
-    DECIDE,
     FALLBACK,
-    ORDER,
-    PLAN,
-    PREDICT,
     Decision,
     Failure,
-    Proposal,
 )
-from carmad.core.placing.view import Policy, View
-from carmad.core.ports import Predictor, Recovery
 from carmad.core.scheduler import Scheduler
-from carmad.learning.models import Model
 from carmad.store import journal
 
 # -- plugins that fail at exactly the calls that failed when the journal was recorded, and answer
@@ -62,47 +53,22 @@ class Script:
         return put()
 
 
-@dataclass(frozen=True, slots=True)
-class FailingPolicy:
-    policy: Policy
-    script: Script
-    whose: str = ""  # or FALLBACK
+class _Failing:
+    """A plugin whose methods are called like the questions that are recorded."""
 
-    @property
-    def name(self) -> str:
-        return self.policy.name
+    def __init__(self, plugin: Any, script: Script, whose: str = "") -> None:
+        """`whose`: "", or FALLBACK."""
+        self.name: str = plugin.name
+        self._plugin, self._script, self._whose = plugin, script, whose
 
-    def order(self, job: Job) -> float:
-        return self.script.ask(self.whose + ORDER, lambda: self.policy.order(job))
-
-    def plan(self, view: View) -> tuple[Proposal, ...]:
-        return self.script.ask(self.whose + PLAN, lambda: self.policy.plan(view))
+    def __getattr__(self, question: str) -> Any:
+        answer = getattr(self._plugin, question)
+        return lambda *asked: self._script.ask(self._whose + question, lambda: answer(*asked))
 
 
-def failing_fallback(policy: Policy | None, script: Script) -> FailingPolicy | None:
-    return FailingPolicy(policy, script, FALLBACK) if policy else None
-
-
-@dataclass(frozen=True, slots=True)
-class FailingRecovery:
-    recovery: Recovery
-    script: Script
-    name: str = "recorded"
-
-    def decide(self, job: Job, exit: Exit) -> Retry | None:
-        return self.script.ask(DECIDE, lambda: self.recovery.decide(job, exit))
-
-
-@dataclass(frozen=True, slots=True)
-class FailingPredictor:
-    predictor: Predictor
-    script: Script
-    name: str = "recorded"
-
-    def predict(
-        self, job: Job, history: CoreHistory, models: Mapping[str, Model], now: float
-    ) -> Prediction | None:
-        return self.script.ask(PREDICT, lambda: self.predictor.predict(job, history, models, now))
+def failing(plugin: Any, script: Script, whose: str = "") -> Any:
+    """A policy, a recovery or a predictor."""
+    return _Failing(plugin, script, whose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +129,14 @@ def reproduce(segment: Path) -> Reproduction:
 def _core(begin: journal.Begin, script: Script) -> Scheduler:
     """A core in the segment's initial state: its windows are filled before it has any jobs."""
     settings = begin.settings
+    fallback = registry.fallback(settings)
     core = Scheduler(
         settings,
-        FailingPolicy(registry.policy(settings), script),
-        FailingRecovery(registry.recovery(settings), script),
-        FailingPredictor(registry.predictor(settings), script),
-        failing_fallback(registry.fallback(settings), script),
-        lambda new: FailingPolicy(registry.policy(new), script),
+        failing(registry.policy(settings), script),
+        failing(registry.recovery(settings), script),
+        failing(registry.predictor(settings), script),
+        failing(fallback, script, FALLBACK) if fallback else None,
+        lambda new: failing(registry.policy(new), script),
     )
     core.handle(Discovered(0.0, begin.gpus, begin.unread))
     for sampled in begin.samples:

@@ -40,7 +40,6 @@ CLOCK_OFF_S = 2.0
 MOST_NAMED = 10  # of one kind of file
 PLUGINS_WITHIN_S = 20.0
 RECENT_S = 3600.0
-WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
 PLUGINS = ("policies", "recoveries", "predictors", "estimators")
 
@@ -281,12 +280,7 @@ def _mps_servers(
 
 
 def _state(state_dir: Path) -> Iterator[CheckOut]:
-    version = sqlite3.sqlite_version
-    this = sqlite3.sqlite_version_info
-    fixed = this >= WAL_FIX[0] or any(fix <= this < (fix[0], fix[1] + 1) for fix in WAL_FIX)
-    detail = f"SQLite {version}, write-ahead log, one connection"
-    if not fixed:
-        detail += " (so that its WAL-reset bug cannot strike)"
+    detail = f"SQLite {sqlite3.sqlite_version}, write-ahead log, one connection"
     yield verdict("database", True, detail)
     try:
         free = shutil.disk_usage(state_dir).free

@@ -217,12 +217,8 @@ class Daemon:
         """What drives the core, and those that follow its steps."""
         settings, store, scheduler = self._settings, self._store, self._scheduler
         self._past = store.past(self._clock())
-        self._journal = Journal(
-            self._state_dir / "journal",
-            scheduler,
-            settings.retention.journal_mib << 20,
-            self._past.submissions,
-        )
+        cap_bytes = settings.retention.journal_mib << 20
+        self._journal = Journal(self._state_dir / "journal", scheduler, cap_bytes)
         self._runners = Runners(self.inbox)
         self._service.events.listeners += self._plugged
         followers = (

@@ -233,9 +233,7 @@ class DaemonWorld(Follower):
         # Before it was launched, `_start` sees to it; after it has begun and cannot be told, it has
         # ended.
         if (id, job.attempt) not in self._unlaunched and not self._launcher.has_begun(job):
-            timer = Timer(BEGINS_S, self._tell_time_again, (id,))
-            timer.daemon = True
-            timer.start()
+            _after(BEGINS_S, partial(self._tell_time_again, id))
 
     def _tell_time_again(self, id: JobId) -> None:
         with contextlib.suppress(RuntimeError):  # closed: the next daemon does it
@@ -333,9 +331,7 @@ class DaemonWorld(Follower):
         """Hold the GPUs for its owner's process, for a while."""
         if job.id not in self._offers:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt))
-            timer = Timer(self._take_s, self._later, (lambda: self._lapse(job),))
-            timer.daemon = True
-            timer.start()
+            _after(self._take_s, partial(self._later, partial(self._lapse, job)))
         self._offers[job.id] = job
 
     def _lapse(self, job: Job) -> None:
@@ -409,9 +405,7 @@ class DaemonWorld(Follower):
         if job is None:
             return
         if self._limiter.by_cgroup and not self._launcher.has_begun(job):
-            timer = Timer(BEGINS_S, self._later, (partial(self._set_limits, id),))
-            timer.daemon = True
-            timer.start()
+            _after(BEGINS_S, partial(self._later, partial(self._set_limits, id)))
             return
         cgroup = self._launcher.cgroup(job) if self._limiter.by_cgroup else None
         if why := self._limiter.limit(self._launcher.name(job), cgroup, job.current.memory_limits):
@@ -528,9 +522,7 @@ class DaemonWorld(Follower):
         if job.mode is Mode.MPS and self._mps:
             # A kill in the middle of a kernel could take the other clients down with it.
             when = max(0.0, self._kill_grace_s - BEFORE_THE_KILL_S)
-            timer = Timer(when, self._leave_mps, (job, self._mps))
-            timer.daemon = True
-            timer.start()
+            _after(when, partial(self._leave_mps, job, self._mps))
 
     def _forget(self, job: Job) -> bool:
         """Whether its launch was to be tried again."""
@@ -595,3 +587,9 @@ class DaemonWorld(Follower):
 
     def _notice(self, job: JobId, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job, note))
+
+
+def _after(seconds: float, do: Callable[[], object]) -> None:
+    timer = Timer(seconds, do)
+    timer.daemon = True
+    timer.start()

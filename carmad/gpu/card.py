@@ -26,7 +26,6 @@ Limits. The driver knows the processes of an attempt by a number that its direct
 group is guaranteed and does not hold is taken from what others can allocate; beyond its limit, it
 gets nothing more.
 
-Every emulated job imports this module, so it avoids all slow imports: no dataclasses, no pathlib.
 Jobs may use the system's Python: this runs on 3.8.
 One `Card` serves one thread of one process: open it after a fork, not before.
 """
@@ -37,7 +36,10 @@ import fcntl
 import math
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
+from typing import NamedTuple
 
 SUFFIX = ".card"
 # In a container: where the host's /proc is, which knows every process by the host's pid.
@@ -93,86 +95,28 @@ class CardLost(Exception):
     """The card has been marked lost and does not answer."""
 
 
-class Tenant:
+class Tenant(NamedTuple):
     """One process on a card."""
 
-    __slots__ = ("dram", "group", "memory_mib", "occupancy", "pid", "rate", "running", "sm")
-
-    def __init__(
-        self,
-        pid: int,
-        memory_mib: int,
-        sm: float,
-        occupancy: float,
-        dram: float,
-        running: bool,
-        group: int = 0,
-    ) -> None:
-        self.pid = pid
-        self.memory_mib = memory_mib
-        self.sm = sm
-        self.occupancy = occupancy
-        self.dram = dram
-        self.running = running
-        self.group = group
-        self.rate = 0.0  # the speed of its kernels, if it runs any
+    pid: int
+    memory_mib: int
+    sm: float
+    occupancy: float
+    dram: float
+    running: bool
+    group: int = 0
+    rate: float = 0.0  # the speed of its kernels, if it runs any
 
 
-class Reading:
+class Reading(NamedTuple):
     """A card at one moment. The three activities are 0–1."""
 
-    __slots__ = ("dram_active", "energy_mj", "power_w", "sm_active", "sm_occupancy", "tenants")
-
-    def __init__(
-        self,
-        tenants: tuple[Tenant, ...],
-        sm_active: float,
-        sm_occupancy: float,
-        dram_active: float,
-        power_w: float,
-        energy_mj: int,
-    ) -> None:
-        self.tenants = tenants
-        self.sm_active = sm_active
-        self.sm_occupancy = sm_occupancy
-        self.dram_active = dram_active
-        self.power_w = power_w
-        self.energy_mj = energy_mj
-
-
-class _Lock:
-    """`flock` as a context manager. The kernel releases it when its holder dies."""
-
-    __slots__ = ("_fd",)
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-
-class _Turn:
-    """The lock of a card, taken once its process is not suspended."""
-
-    __slots__ = ("_card",)
-
-    def __init__(self, card: Card) -> None:
-        self._card = card
-
-    def __enter__(self) -> None:
-        while True:
-            self._card._wait()
-            self._card._lock.__enter__()
-            if not self._card._own_hold():
-                return
-            self._card._lock.__exit__()
-
-    def __exit__(self, *_: object) -> None:
-        self._card._lock.__exit__()
+    tenants: tuple[Tenant, ...]
+    sm_active: float
+    sm_occupancy: float
+    dram_active: float
+    power_w: float
+    energy_mj: int
 
 
 def power_w(idle_w: float, busy_w: float, sm_active: float, dram_active: float) -> float:
@@ -230,8 +174,6 @@ class Card:
             raise
         self._ints = memoryview(self._map).cast("q")
         self._floats = memoryview(self._map).cast("d")
-        self._lock = _Lock(self._fd)
-        self._turn = _Turn(self)
         self._directory = path.rpartition("/")[0]
         self._slot = 0  # word at which this process's entry starts; 0: not attached
         if self._ints[_MAGIC] != MAGIC:
@@ -259,7 +201,7 @@ class Card:
     def attach(self) -> None:
         """Register this process: it is visible on the card from now on."""
         ints, pid = self._ints, _own_pid()
-        with self._lock:
+        with self.lock():
             self._reap(monotonic())
             self._refuse_if_lost()
             slot = self._vacancy()
@@ -271,7 +213,7 @@ class Card:
 
     def allocate(self, mib: int) -> None:
         """Allocate `mib` more. Raises OutOfMemory without allocating anything."""
-        with self._turn:
+        with self._turn():
             ints = self._ints
             self._reap(monotonic())
             self._refuse_if_lost()
@@ -286,7 +228,7 @@ class Card:
 
     def launch(self, sm: float, occupancy: float, dram: float) -> None:
         """Run kernels with this demand, 0–1 each, until the next call."""
-        with self._turn:
+        with self._turn():
             ints, floats, slot = self._ints, self._floats, self._slot
             self._refuse_if_lost()
             self._account(monotonic())
@@ -302,7 +244,7 @@ class Card:
         self._refuse_if_lost()
         now = monotonic()
         if now - floats[_REAPED_AT] > REAP_S:
-            with self._lock:
+            with self.lock():
                 self._reap(now)
         sm = dram = 0.0
         for slot in _ENTRIES:
@@ -324,7 +266,7 @@ class Card:
         """Free everything and unregister this process."""
         while self._own_hold() == MOVED:
             self._follow()
-        with self._lock:
+        with self.lock():
             self._account(monotonic())
             self._vacate(self._slot)
         self._slot = 0
@@ -350,15 +292,32 @@ class Card:
             if card.index == index:
                 break
             card.close()
-        with self._lock:
+        with self.lock():
             self._vacate(self._slot)
         self._unmap()
-        self.__dict__.update(card.__dict__, _turn=self._turn, _slot=slot)
+        self.__dict__.update(card.__dict__, _slot=slot)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """The kernel releases it when its holder dies."""
+        fd = self._fd
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The lock, taken once this process is not suspended."""
+        while True:
+            self._wait()
+            with self.lock():
+                if not self._own_hold():
+                    yield
+                    return
 
     # Used by the driver, with the lock held.
-
-    def lock(self) -> _Lock:
-        return self._lock
 
     def entry(self, pid: int) -> int:
         """The entry that this process has here; 0: none."""
@@ -434,7 +393,7 @@ class Card:
 
     def read(self) -> Reading:
         """The current state of the card. Integrates its energy up to now."""
-        with self._lock:
+        with self.lock():
             now = monotonic()
             self._reap(now)
             self._account(now)
@@ -476,9 +435,10 @@ class Card:
         )
         running = [tenant for tenant in found if tenant.running]
         sm, dram = sum(tenant.sm for tenant in running), sum(tenant.dram for tenant in running)
-        for tenant in running:
-            tenant.rate = _rate(tenant.sm, sm, dram)
-        return found
+        return tuple(
+            tenant._replace(rate=_rate(tenant.sm, sm, dram)) if tenant.running else tenant
+            for tenant in found
+        )
 
     def _free(self, group: int, tenants: tuple[Tenant, ...]) -> int:
         """What this group could allocate if it had no limit: what is guaranteed to others is not

@@ -15,15 +15,6 @@ from carmad.gpu.card import Card, Reading
 from carmad.gpu.kinds import KINDS, GpuKind
 from carmad.gpu.source import Capabilities, Health, utilization
 
-# As drivers call them, where that is known; the others are called as the kind is.
-_PRODUCTS = {
-    "A100-40GB": "A100-SXM4-40GB",
-    "A100-80GB": "A100-SXM4-80GB",
-    "H100-80GB": "H100-SXM5-80GB",
-    "V100-16GB": "V100-SXM2-16GB",
-    "V100-32GB": "V100-SXM2-32GB",
-}
-
 ISLANDS = "+"  # separates islands of one server
 HINT = (
     "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB, with + between islands of nearby GPUs;"
@@ -74,7 +65,7 @@ def parse(spec: str) -> tuple[GpuKind, ...]:
 
 
 def name_of(kind: GpuKind) -> str:
-    return f"Emulated {_PRODUCTS.get(kind.name, kind.name)}"
+    return f"Emulated {kind.product or kind.name}"
 
 
 def uuid_of(kind: GpuKind, index: int) -> GpuId:

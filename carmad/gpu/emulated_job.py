@@ -8,7 +8,6 @@ it holds memory on each and runs at the pace of the slowest. The cards are in $C
 and CUDA_VISIBLE_DEVICES selects among them as for CUDA. SIGUSR2 makes it print "checkpoint". While
 it is suspended, it does no work.
 
-Twenty of these start at once on two cores, so slow imports (argparse, dataclasses) are avoided.
 `examples/emulated_train.py` runs it in any environment: it and `card` need Python 3.8, no packages.
 """
 
@@ -17,22 +16,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from time import monotonic, sleep
 
 from carmad.gpu.card import Card, CardLost, OutOfMemory, paths
 
-DEFAULTS: dict[str, str] = {
-    "model": "resnet50",
-    "memory-mib": "4000",  # per GPU, at the peak
-    "grow": "0",  # MiB per GPU added to that every fifth of the work, as by a leak
-    "sm": "0.6",  # demand when alone, 0–1: SM activity,
-    "occupancy": "0.3",  # SM occupancy,
-    "dram": "0.2",  # DRAM activity
-    "seconds": "10",  # of work when alone
-    "warmup": "1",  # loading data before the first kernel
-    "ramp": "0.2",  # seconds of training until it holds its peak
-    "seed": "0",
-}
 EPOCHS = 5
 STEP_S = 0.1  # of work when alone
 TELL_S = 1.0  # of work between two lines of the log
@@ -47,27 +35,21 @@ class OutOfMemoryError(RuntimeError):
     __module__ = "torch"
 
 
-class Options:
-    """Command line options, as pairs of --name value."""
-
-    def __init__(self, argv: list[str]) -> None:
-        values = dict(DEFAULTS)
-        for at in range(0, len(argv), 2):
-            flag, value = argv[at], argv[at + 1 : at + 2]
-            if not value or not flag.startswith("--") or flag[2:] not in values:
-                known = " ".join(f"--{name} {default}" for name, default in DEFAULTS.items())
-                sys.exit(f"emulated_job: cannot read {flag!r}\nusage, with defaults: {known}")
-            values[flag[2:]] = value[0]
-        self.model = values["model"]
-        self.memory_mib = int(values["memory-mib"])
-        self.grow_mib = int(values["grow"])
-        self.sm = float(values["sm"])
-        self.occupancy = float(values["occupancy"])
-        self.dram = float(values["dram"])
-        self.seconds = float(values["seconds"])
-        self.warmup = float(values["warmup"])
-        self.ramp = float(values["ramp"])
-        self.seed = int(values["seed"])
+def read(argv: list[str]) -> Namespace:
+    """The options. Demands are those of the job alone, as shares of the GPU."""
+    parser = ArgumentParser("emulated_job", formatter_class=ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--model", default="resnet50")
+    add("--memory-mib", type=int, default=4000, help="per GPU, at the peak")
+    add("--grow", type=int, default=0, help="MiB more every fifth of the work, as by a leak")
+    add("--sm", type=float, default=0.6, help="demand: SM activity")
+    add("--occupancy", type=float, default=0.3, help="demand: SM occupancy")
+    add("--dram", type=float, default=0.2, help="demand: DRAM activity")
+    add("--seconds", type=float, default=10.0, help="of work when alone")
+    add("--warmup", type=float, default=1.0, help="loading data before the first kernel")
+    add("--ramp", type=float, default=0.2, help="seconds of training until it holds its peak")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(argv)
 
 
 def visible_cards() -> list[Card]:
@@ -130,7 +112,7 @@ def noise(seed: int, step: int) -> float:
     return (seed * 7919 + step * 104_729) * 2_654_435_761 % 2**32 / 2**32
 
 
-def load(options: Options, cards: list[Card]) -> int:
+def load(options: Namespace, cards: list[Card]) -> int:
     """Load weights, then data. Returns the MiB held on each card."""
     for card in cards:
         card.attach()
@@ -141,7 +123,7 @@ def load(options: Options, cards: list[Card]) -> int:
     return held
 
 
-def train(options: Options, cards: list[Card], held: int) -> None:
+def train(options: Namespace, cards: list[Card], held: int) -> None:
     done = told = 0.0  # seconds of work
     begun = before = told_at = working_s(cards)
     grown = False
@@ -166,7 +148,7 @@ def train(options: Options, cards: list[Card], held: int) -> None:
             if done - told >= TELL_S or done >= end:
                 tell(options, done, (now - told_at) / (done - told))
                 told, told_at = done, now
-        allocate(cards, options.grow_mib)
+        allocate(cards, options.grow)
 
 
 def working_s(cards: list[Card]) -> float:
@@ -174,7 +156,7 @@ def working_s(cards: list[Card]) -> float:
     return monotonic() - max(card.suspended_s() for card in cards)
 
 
-def tell(options: Options, done: float, slowdown: float) -> None:
+def tell(options: Namespace, done: float, slowdown: float) -> None:
     share = min(1.0, done / options.seconds)
     steps = max(EPOCHS, round(options.seconds / STEP_S))
     loss = 2.5 / (1 + 4 * share) + 0.1 * noise(options.seed, -int(steps * share))
@@ -182,7 +164,7 @@ def tell(options: Options, done: float, slowdown: float) -> None:
     say(f"step {int(steps * share):4d}/{steps}  loss {loss:.3f}  {step_ms:.0f} ms a step")
 
 
-def demands(options: Options) -> tuple[float, float, float]:
+def demands(options: Namespace) -> tuple[float, float, float]:
     return options.sm, options.occupancy, options.dram
 
 
@@ -193,7 +175,7 @@ def say(line: str) -> None:
 def main(argv: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, lambda *_: say("checkpoint"))
-    options = Options(argv)
+    options = read(argv)
     cards = visible_cards()
     if not cards:
         raise RuntimeError("No CUDA GPUs are available")

@@ -1,74 +1,48 @@
 """Waits for the driver's events (Xids and others) in a thread and turns them into `Health`.
 
-What Xids mean: NVIDIA, "Analyzing Xid Errors with the Xid Catalog".
+What Xids mean (`xids.csv`): NVIDIA, "Analyzing Xid Errors with the Xid Catalog".
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import ctypes
 import logging
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from carmad import beats
 from carmad.gpu.driver import NEVER
-from carmad.gpu.health import RECOVERY_ACTIONS, RESET, read_recovery_action
+from carmad.gpu.health import RECOVERY_ACTIONS, read_recovery_action
 from carmad.gpu.source import Health, Unit
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
-    message: str
-    drain: bool
+TABLE = Path(__file__).with_name("xids.csv")
 
 
-def describe_xid(number: int) -> Xid:
-    """An Xid that is not in the table gets a note, but never drains a GPU."""
-    what, drain = _TABLE.get(number, ("not known to CARMA; see NVIDIA's Xid catalog", False))
-    return Xid(f"Xid {number}: {what}", drain)
+@cache
+def _xids() -> dict[int, tuple[str, bool]]:
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        return {int(row["xid"]): (row["what"], row["drains"] == "yes") for row in rows}
 
 
-_RESET = f"the GPU must be reset: {RESET}"
-
-_TABLE: dict[int, tuple[str, bool]] = {
-    # The application's own fault: it must restart, the GPU is fine.
-    13: ("a program made the graphics engine fail (an illegal address or instruction)", False),
-    31: ("a program accessed memory it does not own (MMU fault)", False),
-    32: ("a program's command stream was corrupt", False),
-    39: ("a copy engine failed under a program", False),
-    40: ("a copy engine failed under a program", False),
-    41: ("a copy engine failed under a program", False),
-    69: ("a program made the graphics engine fail (class error)", False),
-    94: ("a memory error was contained; only the program it hit must restart", False),
-    # Consequences, not causes. 45 follows every kill of a running program, including CARMA's.
-    43: ("a program's fault stopped its GPU work; the GPU is fine", False),
-    45: ("a program's GPU work was torn down, as after a kill; the GPU is fine", False),
-    # Housekeeping.
-    63: ("a faulty memory row was remapped; it takes effect at the next reset", False),
-    92: ("many corrected memory errors", False),
-    # The GPU itself.
-    46: (f"the GPU stopped processing; {_RESET}", True),
-    48: (f"an uncorrectable (double-bit) memory error; {_RESET}, or reboot", True),
-    62: (f"the GPU's power controller halted; {_RESET}", True),
-    64: (f"a faulty memory row could not be remapped; {_RESET}", True),
-    74: (f"an NVLink failed; check the link, then {_RESET}, or reboot", True),
-    79: ("the GPU has fallen off the bus; reboot the machine", True),
-    95: (f"a memory error was not contained and may have hit any program; {_RESET}", True),
-    109: (f"a context switch timed out; {_RESET}", True),
-    119: (f"the GPU's system processor (GSP) does not answer; {_RESET}", True),
-    120: (f"the GPU's system processor (GSP) failed; {_RESET}", True),
-    140: (f"an unrecovered memory error; {_RESET}", True),
-    143: (f"the GPU failed to initialise; {_RESET}", True),
-}
+def describe_xid(number: int) -> tuple[str, bool]:
+    """What it means, and whether the GPU should take no further job. One that is not in the table
+    gets a note, but never drains a GPU."""
+    unknown = "not known to CARMA; see NVIDIA's Xid catalog", False
+    what, drains = _xids().get(number, unknown)
+    return f"Xid {number}: {what}", drains
 
 
 _WAIT_MS = 200  # also how long `stop` may take
@@ -169,8 +143,7 @@ class EventWatcher:
 def _meaning(event: Any) -> tuple[str, bool]:
     if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
         if event.eventData != _XID_RECOVERY_ACTION:
-            known = describe_xid(event.eventData)
-            return known.message, known.drain
+            return describe_xid(event.eventData)
     elif event.eventType != pynvml.nvmlEventTypeGpuRecoveryAction:
         return _OTHER_EVENTS.get(event.eventType, (f"event {event.eventType:#x}", False))
     try:

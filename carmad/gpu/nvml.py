@@ -76,9 +76,16 @@ MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 class NvmlSource:
     """A `TelemetrySource`. Holds every GPU open from `discover` to `close`."""
 
-    def __init__(self, profiler: ActivityReader, dcgm: DcgmHealth | None = None) -> None:
-        """`dcgm`: if DCGM is to be asked for the health of the GPUs."""
+    def __init__(
+        self,
+        profiler: ActivityReader,
+        dcgm: DcgmHealth | None = None,
+        choose_profiler: Callable[[Sequence[Unit]], ActivityReader] | None = None,
+    ) -> None:
+        """`dcgm`: if DCGM is to be asked for the health of the GPUs. `choose_profiler`: replaces
+        the first one in each session with the driver."""
         self._profiler = profiler
+        self._choose_profiler = choose_profiler
         self._dcgm = dcgm
         self._lanes = Lanes()
         self._boards: list[Board] = []
@@ -236,6 +243,8 @@ class NvmlSource:
 
     def _begin(self) -> None:
         self._watcher = EventWatcher(self._units, self._news)
+        if self._choose_profiler:
+            self._profiler = self._choose_profiler(self._units)
         self._profiler.open(self._units)
         if self._dcgm:
             self._dcgm.open()
@@ -477,7 +486,9 @@ def choose(name: str, period_s: float) -> TelemetrySource:
     dcgm = DcgmHealth(_DCGMI) if shutil.which(_DCGMI) else None
     match name:
         case "auto":
-            return NvmlSource(BestProfiler(period_s), dcgm)
+            return NvmlSource(
+                Unprofiled("no GPU is open yet"), dcgm, partial(_best, period_s=period_s)
+            )
         case "nvml":
             return NvmlSource(Unprofiled("the plain nvml source was asked for"))
         case "gpm":
@@ -489,34 +500,12 @@ def choose(name: str, period_s: float) -> TelemetrySource:
     )
 
 
-class BestProfiler:
-    """GPM if every GPU has it, otherwise DCGM if it is installed: its host engine may start later.
-    Decided at the start of each session with the driver."""
-
-    def __init__(self, period_s: float) -> None:
-        self._period_s = period_s
-        self._best: ActivityReader = Unprofiled("no GPU has been opened yet")
-
-    @property
-    def name(self) -> str:
-        return self._best.name
-
-    def open(self, units: tuple[Unit, ...]) -> None:
-        without_gpm = gpm.find_unsupported(units)
-        if not without_gpm:
-            self._best = GpmProfiler()
-        elif shutil.which(_DCGMI):
-            self._best = DcgmProfiler(self._period_s, _DCGMI)
-        else:
-            why = next(iter(without_gpm.values()))
-            self._best = Unprofiled(f"{_REMEDY} ({why}; {_DCGMI} is not installed)")
-        self._best.open(units)
-
-    def read(self) -> Mapping[GpuId, Activity]:
-        return self._best.read()
-
-    def missing(self) -> tuple[tuple[str, str], ...]:
-        return self._best.missing()
-
-    def close(self) -> None:
-        self._best.close()
+def _best(units: Sequence[Unit], period_s: float) -> ActivityReader:
+    """GPM if every GPU has it, otherwise DCGM if it is installed: it may start later."""
+    without_gpm = gpm.find_unsupported(units)
+    if not without_gpm:
+        return GpmProfiler()
+    if shutil.which(_DCGMI):
+        return DcgmProfiler(period_s, _DCGMI)
+    why = next(iter(without_gpm.values()))
+    return Unprofiled(f"{_REMEDY} ({why}; {_DCGMI} is not installed)")

@@ -27,6 +27,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
@@ -37,43 +38,7 @@ SM_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 # `spin` keeps an SM busy for so many ns, or at most some seconds if the timer stands still.
 # `fault` writes to an address that nobody has.
-PTX = b"""\
-.version 6.3
-.target sm_70
-.address_size 64
-
-.visible .entry spin(.param .u64 spin_ns)
-{
-    .reg .pred %late, %tired;
-    .reg .b32 %turns;
-    .reg .b64 %wanted, %begun, %now;
-
-    ld.param.u64 %wanted, [spin_ns];
-    mov.u64 %begun, %globaltimer;
-    mov.u32 %turns, 0;
-again:
-    add.u32 %turns, %turns, 1;
-    setp.gt.u32 %tired, %turns, 100000000;
-    @%tired bra done;
-    mov.u64 %now, %globaltimer;
-    sub.u64 %now, %now, %begun;
-    setp.lt.u64 %late, %now, %wanted;
-    @%late bra again;
-done:
-    ret;
-}
-
-.visible .entry fault()
-{
-    .reg .b32 %value;
-    .reg .b64 %address;
-
-    mov.u32 %value, 1;
-    mov.u64 %address, 8;
-    st.global.u32 [%address], %value;
-    ret;
-}
-"""
+PTX = Path(__file__).with_name("kernels.ptx").read_bytes()
 
 
 class CudaError(Exception):

@@ -14,12 +14,11 @@ import os
 import threading
 import time
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -29,7 +28,7 @@ from pydantic_core import from_json, to_json
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Drain, Gpu
 from carmad.core.jobs.attempt import GpuId
-from carmad.core.jobs.history import BIN_S, BINS, Past, Submission
+from carmad.core.jobs.history import Past, Submission
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.tasks import Outcome
@@ -95,27 +94,17 @@ _adapter = cache(TypeAdapter[Any])  # not made by a daemon, which only writes
 class Journal(Follower):
     """Notified of every step in the core's thread; writes in the thread that calls `flush`.
 
-    It also sees events before they are committed: the core keeps their samples in its windows, and
-    their submissions in its history, even if the commit fails. `submissions` initialises that
-    history. After anything that breaks the chain of steps (a failed commit, a failed write, a full
-    segment), a new segment begins with the core's state. The oldest segments are removed once all
-    take more than `cap_bytes`; 0: nothing is recorded, and existing ones are removed.
+    It also sees events before they are committed: the core keeps their samples in its windows even
+    if the commit fails. After anything that breaks the chain of steps (a failed commit, a failed
+    write, a full segment), a new segment begins with the core's state. The oldest segments are
+    removed once all take more than `cap_bytes`; 0: nothing is recorded, and existing ones go.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        core: Scheduler,
-        cap_bytes: int,
-        submissions: Sequence[Submission] = (),
-    ) -> None:
+    def __init__(self, directory: Path, core: Scheduler, cap_bytes: int) -> None:
         self._directory = directory
         self._core = core
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
-        self._submissions: Counter[tuple[float, int]] = Counter()  # in order of time
-        for each in submissions:
-            self._count(*each)
         self._now = 0.0  # the core's time
         self._lock = threading.Lock()  # for the next four
         self._pending: list[Begin | Turn] = []
@@ -177,22 +166,6 @@ class Journal(Follower):
         oldest = self._now - 2 * monitor.window_s - monitor.stale_s
         while self._recent and self._recent[0].at < oldest:
             self._recent.popleft()
-        self._remember_submissions(events)
-
-    def _remember_submissions(self, events: Sequence[Event]) -> None:
-        """Also keep the last one before the period that counts, to show that recording began
-        earlier."""
-        for event in events:
-            if isinstance(event, Submitted):
-                for spec in event.specs:
-                    self._count(event.at, spec.gpus, spec.tasks)
-        oldest = self._now - (BINS + 1) * BIN_S
-        while len(self._submissions) > 1 and _second(self._submissions)[0] < oldest:
-            del self._submissions[next(iter(self._submissions))]
-
-    def _count(self, at: float, gpus: int, jobs: int = 1) -> None:
-        """Count per ten minutes, as the history does: in eight days there may be millions."""
-        self._submissions[at // BIN_S * BIN_S, gpus] += jobs
 
     def _forget_unseen(self) -> None:
         """Drop samples that the core has not seen: those after the culprit in a failed batch."""
@@ -221,7 +194,7 @@ class Journal(Follower):
             tuple(core.outcomes.rows.values()),
             tuple(scene.drains.values()),
             tuple(core.state.history.runs),
-            tuple(Submission(*each, jobs) for each, jobs in self._submissions.items()),
+            core.state.history.submissions,
             tuple(scene.gpus.values()),
             tuple(self._recent),
             tuple(scene.decisions.values()),
@@ -375,10 +348,6 @@ def _specs_of(event: Event) -> Sequence[JobSpec]:
     if isinstance(event, RequeueRequested):
         return (event.job.spec,)
     return event.specs[:1] if isinstance(event, Submitted) else ()
-
-
-def _second(counts: Counter[tuple[float, int]]) -> tuple[float, int]:
-    return next(islice(counts, 1, None))
 
 
 def _bare(event: Event) -> Event:

@@ -174,7 +174,7 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(query).all()
         return [
-            Submission(at, gpus, _count(tasks))
+            Submission(at, gpus * _count(tasks), _count(tasks))
             for at, gpus, tasks in rows
             if isinstance(at, float) and isinstance(gpus, int)
         ]

@@ -61,8 +61,8 @@ _STANDING = text(
 )
 _ROWS = text("SELECT * FROM jobs WHERE id IN (SELECT value FROM json_each(:ids))")
 _COPY_PAST = text(
-    "INSERT INTO transitions (step, at, job, before, after, attempt) SELECT"
-    " step, at, :id, before, after, attempt FROM transitions WHERE job = :row ORDER BY id"
+    "INSERT INTO transitions (at, job, before, after, attempt) SELECT"
+    " at, :id, before, after, attempt FROM transitions WHERE job = :row ORDER BY id"
 )
 _TAKE_IDS = text("UPDATE sqlite_sequence SET seq = :last WHERE name = 'jobs' AND seq < :last")
 
@@ -164,7 +164,6 @@ class SqlStore(Reader):
 
     def __init__(self, path: Path, engine: Engine) -> None:
         super().__init__(path, engine)
-        self._step = 0  # number of the last commit
         self._written: set[str] = set()  # users, for `trim`
         # Secrets that no job may need any more, with their environment.
         self._loose: dict[str, str] = {}
@@ -183,7 +182,6 @@ class SqlStore(Reader):
         try:
             store._expect_intact()
             store._create_tables()
-            store._step = store._last_step()
             store._written.update(store.users())
             store._forget_secrets()
         except BaseException:
@@ -205,7 +203,6 @@ class SqlStore(Reader):
         decision_rows = [decision_row(decision) for decision in step.decisions]
         self._keep_secrets(step.events, last.values())
         with self._transaction() as connection:
-            self._step += 1
             retention.keep_contents(connection, step.events)
             if last:
                 states, divided, rest = _standing(connection, last)
@@ -214,7 +211,7 @@ class SqlStore(Reader):
                 _share_past(connection, divided)
                 _take_ids(connection, last.values())
                 retention.keep_metrics(connection, step.events, last)
-                when = {"at": step.events[-1].at, "step": self._step}
+                when = {"at": step.events[-1].at}
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
                 if moved := [row | when for row in moves(step, states)]:
@@ -370,7 +367,3 @@ class SqlStore(Reader):
         expect_backed_up(self.path)
         with self._transaction() as connection:
             database.create_tables(connection)
-
-    def _last_step(self) -> int:
-        with self._transaction() as connection:
-            return connection.scalar(select(func.max(TRANSITIONS.c.step))) or 0

@@ -94,7 +94,6 @@ TRANSITIONS = Table(
     "transitions",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("step", Integer, nullable=False),  # rows of one commit share it
     Column("at", Float, nullable=False),
     Column("job", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("before", Text),  # null: the job is new

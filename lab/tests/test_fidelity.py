@@ -70,7 +70,7 @@ def test_a_profile_is_what_the_emulated_job_asks_for_on_average(
             return 0.0
 
     task = Task(name="train", submit_s=0.0, duration_s=0.01, load=told)
-    options = emulated_job.Options(argv(task, warmup_s=0.0, seed=3)[len(python("")) :])
+    options = emulated_job.read(argv(task, warmup_s=0.0, seed=3)[len(python("")) :])
     emulated_job.train(options, [Watched()], 0)  # type: ignore[list-item]
     found = profile(told, seed=3)
     assert len(set(asked)) == emulated_job.EPOCHS

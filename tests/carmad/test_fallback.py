@@ -391,16 +391,17 @@ def test_one_that_was_late_decides_again_and_its_trouble_is_over(clock, hanging)
 
 def replayed(server: FakeServer, settings: Settings, policy, fallback) -> list[Step]:
     """The decisions of a new core for the same events, with working plugins."""
+    from carmad.core.placing.decision import FALLBACK
     from carmad.core.scheduler import Scheduler
     from recovery import ladder
 
     script = replay.Script()
     core = Scheduler(
         settings,
-        replay.FailingPolicy(policy, script),
-        replay.FailingRecovery(ladder.exclusive(settings), script),
+        replay.failing(policy, script),
+        replay.failing(ladder.exclusive(settings), script),
         None,
-        replay.failing_fallback(fallback, script),
+        replay.failing(fallback, script, FALLBACK) if fallback else None,
     )
     made = []
     for step in server.steps:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 class Submission(NamedTuple):
     at: float  # Unix s
-    gpus: int  # of each job
+    gpus: int  # of all these jobs
     jobs: int = 1
 
 
@@ -157,6 +157,11 @@ class History:
         """The latest runs, the newest last."""
         return self._runs.values()
 
+    @property
+    def submissions(self) -> tuple[Submission, ...]:
+        """Those of the last days, as one for each ten minutes."""
+        return tuple(Submission(n * BIN_S, gpus, jobs) for n, (jobs, gpus) in self._bins.items())
+
     def remember(self, run: Past) -> None:
         """Idempotent: after a failed commit the core gets the same events again."""
         key = run.job, run.attempt
@@ -187,11 +192,11 @@ class History:
         return self._stages.get(group, ())
 
     def note_submission(self, at: float, gpus: int, jobs: int = 1) -> None:
-        """`gpus`: of each of these jobs."""
+        """`gpus`: of all these jobs."""
         number = int(at // BIN_S)
         counts = self._bins.setdefault(number, [0, 0])
         counts[0] += jobs
-        counts[1] += jobs * gpus
+        counts[1] += gpus
         while len(self._bins) > BINS:
             self._bins.popitem(last=False)
 

@@ -276,9 +276,6 @@ class Ledger:
         order = self._order(job) if job.spec.gpus else 0.0
         return place_in_line(job, order, self.standing(job))
 
-    def _place_of(self, queued: Job) -> Place:
-        return self._places.get(queued.id) or self._place(queued)
-
     def _follow(self, job: Job) -> None:
         for after in job.spec.after:
             self._followers.setdefault(after.job, {})[job.id] = None

@@ -44,7 +44,7 @@ def on_submitted(state: State, event: Submitted) -> None:
             if len(state.counted) > ENDED_REMEMBERED:
                 state.counted.popitem(last=False)
             if spec.gpus:
-                state.history.note_submission(event.at, spec.gpus, job.tasks)
+                state.history.note_submission(event.at, spec.gpus * job.tasks, job.tasks)
         state.ledger.put(job)
         if why := dependency_exit(job, state.ledger.ended):
             end(state, job, JobState.CANCELLED, why, event.at)

@@ -70,7 +70,7 @@ def count_submissions(
     for at, wanted, count in submissions:
         if (n := int(at // INTERVAL_S) - first) < len(jobs):
             jobs[n] += count
-            gpus[n] += count * wanted
+            gpus[n] += wanted
     return list(zip(jobs, gpus, strict=True)), first * INTERVAL_S
 
 

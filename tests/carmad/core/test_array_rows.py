@@ -24,6 +24,7 @@ from carmad.api.wire import parse_selection
 from carmad.config import Host, Retention, Settings
 from carmad.core.happenings import Happening, Kind
 from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import ENDED_REMEMBERED
 from carmad.core.jobs.spec import After, ArrayTask, Owner
@@ -382,7 +383,10 @@ def test_arrays_that_ended_are_restored_as_rows(store: SqlStore, tmp_path: Path)
     server.scheduler.restore(restored.jobs, restored.ended)
     assert len(server.scheduler.outcomes.rows) == 1
     assert len(server.scheduler.outcomes) == ENDED_REMEMBERED
-    journal = Journal(tmp_path / "journal", server.scheduler, 1 << 20, store.submissions())
+    server.scheduler.restore(
+        restored.jobs, restored.ended, history=History((), store.submissions())
+    )
+    journal = Journal(tmp_path / "journal", server.scheduler, 1 << 20)
     journal.on_reset(())
     journal.flush()
     (segment,) = segments(tmp_path / "journal")

@@ -17,7 +17,7 @@ from carmad.core.jobs.findings import Indicator, Profile
 from carmad.core.jobs.history import BIN_S, BINS, History
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState, Waiting
-from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
+from carmad.core.messages import Step, Stop, Tick, Trained
 from carmad.core.placing.decision import Placement, Proposal, Reason
 from carmad.core.placing.view import Policy, View
 from carmad.learning.models import Node, Tree
@@ -196,23 +196,6 @@ def test_a_segment_without_them_would_be_noticed(
     server.journal.flush()
     (path,) = journal.segments(tmp_path)
     assert reproduce(path).first is not None
-
-
-def test_the_journal_keeps_the_submissions_of_the_days_that_count(tmp_path: Path) -> None:
-    given = [(at, 1) for at in (1.0, 2.0, 3e6)]
-    server = Recorded(tmp_path)
-    kept = journal.Journal(tmp_path, server.scheduler, PLENTY, given)
-    kept.hear([Submitted(3e6 + 1, JobId(7), (a_spec(gpus=2), a_spec()))])
-    kept.on_reset(())
-    kept.flush()
-    begin, _ = journal.read(journal.segments(tmp_path)[-1])
-    assert begin.submissions == ((0.0, 1, 2), (3e6, 1, 2), (3e6, 2, 1))
-    later = 3e6 + 9 * 86_400
-    kept.hear([Submitted(later, JobId(9), (a_spec(),)), Submitted(later + 700, JobId(10), ())])
-    kept.on_reset(())
-    kept.flush()
-    begin, _ = journal.read(journal.segments(tmp_path)[-1])
-    assert begin.submissions == ((3e6, 2, 1), (later // 600 * 600, 1, 1))
 
 
 # -- the table

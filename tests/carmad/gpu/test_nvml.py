@@ -624,7 +624,7 @@ def test_an_upgraded_driver_asks_for_a_restart(nvml: FakeNvml) -> None:
 
 
 def drain_of(number: int) -> bool:
-    return events.describe_xid(number).drain
+    return events.describe_xid(number)[1]
 
 
 def test_xids_drain_as_nvidias_catalog_has_it() -> None:

@@ -80,7 +80,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 def test_every_interval_that_is_over_is_counted() -> None:
     at = 10 * INTERVAL_S
     found, begin = retraining.count_submissions(
-        [Submission(at + 1, 2), Submission(at + 599, 1, 3), Submission(at + 1300, 4)], at + 2401
+        [Submission(at + 1, 2), Submission(at + 599, 3, 3), Submission(at + 1300, 4)], at + 2401
     )
     assert begin == at
     assert found == [(4, 5), (0, 0), (1, 4), (0, 0)]
