@@ -72,8 +72,8 @@ class LimitOut(TypedDict):
     per: str  # of the GPU-hours: day, week or month
     jobs: int | None
     booking: float | None  # GPU-hours of bookings that are not over; None: no bookings
-    set_by: str | None  # None: the settings
-    set_at: str | None
+    set_by: Annotated[str | None, lambda it: it.by]  # None: the settings
+    set_at: Annotated[str | None, lambda it: it.at]
 
 
 class LimitedOut(LimitOut):
@@ -152,7 +152,7 @@ async def _limit_answer(call: Call, subject: str) -> Response:
     out: LimitChangesOut = {
         "schema": SCHEMA,
         "limit": limit_status_out(await run_in_threadpool(_subject, subject, scene), scene),
-        "changes": [limit_out(each) for each in changes],
+        "changes": [pick(LimitOut, each) for each in changes],
     }
     return answer(out)
 
@@ -244,14 +244,15 @@ def limit_status_out(subject: Subject, scene: Scene) -> LimitedOut:
         known = None
     counted = subject != DEFAULT and limit.gpu_hours is not None
     hours = None if not counted else quotas.hours_used(subject, limit.per)
-    return {
-        **limit_out(limit),
-        "set_by": known.by if known else None,
-        "set_at": iso(known.at) if known else None,
-        "gpus_held": quotas.gpus_held(subject),
-        "gpu_hours_used": hours if hours is None else round(hours, 4),
-        "gpu_hours_booked": round(booking_hours(subject, scene), 4),
-    }
+    return pick(
+        LimitedOut,
+        limit,
+        set_by=known.by if known else None,
+        set_at=iso(known.at) if known else None,
+        gpus_held=quotas.gpus_held(subject),
+        gpu_hours_used=hours if hours is None else round(hours, 4),
+        gpu_hours_booked=round(booking_hours(subject, scene), 4),
+    )
 
 
 def booking_hours(subject: Subject, scene: Scene) -> float:
@@ -262,10 +263,6 @@ def booking_hours(subject: Subject, scene: Scene) -> float:
     else:
         booked = (each for each in scene.reservations if subject in each.charged)
     return sum(each.gpu_s_left(scene.now) for each in booked) / HOUR_S
-
-
-def limit_out(limit: Limit) -> LimitOut:
-    return pick(LimitOut, limit, set_by=limit.by, set_at=iso(limit.at))
 
 
 def overtaken(job: Job, scene: Scene) -> str:

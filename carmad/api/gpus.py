@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.reasons import phrase
 from carmad.api.requests import Body
-from carmad.api.wire import SCHEMA, pick, with_labels
+from carmad.api.wire import SCHEMA, Digits, pick, with_labels
 from carmad.core.gpus import idling
-from carmad.core.gpus.gpu import Gpu
+from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.gpus.gpuview import GpuView
 from carmad.core.gpus.sharing import label
 from carmad.core.messages import DrainRequested
@@ -25,13 +25,15 @@ from carmad.words import clock
 
 router = resource("/gpus")
 
+IDENTITY = ("id", "index", "name", "parent", "island", "memory_mib")  # of a GPU
+Fraction = Annotated[float, Digits(4)]
 Ref = Annotated[str, Path(description="its index, its UUID, or all", max_length=128)]
 
 
 class RiskOut(TypedDict):
-    sm_active: float | None
-    sm_occupancy: float | None
-    dram_active: float | None
+    sm_active: Fraction | None
+    sm_occupancy: Fraction | None
+    dram_active: Fraction | None
     sm_source: str | None
     risky: bool
     samples: int
@@ -70,12 +72,14 @@ class GpuOut(TypedDict):
     memory_used_mib: int | None
     memory_free_mib: int | None
     admissible_free_mib: int
-    sm_active: float | None
-    sm_occupancy: float | None
-    dram_active: float | None
-    utilization: float | None
+    sm_active: Fraction | None
+    sm_occupancy: Fraction | None
+    dram_active: Fraction | None
+    utilization: Fraction | None
     power_w: float | None
-    energy_j: float | None
+    energy_j: Annotated[
+        float | None, lambda it: None if it.energy_mj is None else it.energy_mj / 1000
+    ]
     temperature_c: int | None
     risk: RiskOut
     state: str
@@ -171,58 +175,34 @@ def gpus_out(call: Call, scene: Scene) -> list[GpuOut]:
 
 
 def gpu_out(view: GpuView, scene: Scene, owner: tuple[int, str], see_all: bool) -> GpuOut:
-    gpu, sample, score = view.gpu, view.sample, view.score
+    sample = view.sample or GpuSample(view.id, scene.now)
     state, detail = gpu_state(view, scene)
-    risk: RiskOut = {
-        "sm_active": _fraction(score.sm_active),
-        "sm_occupancy": _fraction(score.sm_occupancy),
-        "dram_active": _fraction(score.dram_active),
-        "sm_source": score.sm_source,
-        "risky": score.risky(scene.view.settings.risk),
-        "samples": score.samples,
-    }
     residents = {job.id for job in view.residents}
     held = memory_by_job((view,))
-    return {
-        "id": gpu.id,
-        "index": gpu.index,
-        "name": gpu.name,
-        "mig": gpu.is_mig,
-        "parent": gpu.parent,
-        "island": gpu.island,
-        "memory_mib": gpu.memory_mib,
-        "memory_used_mib": sample.memory_used_mib if sample else None,
-        "memory_free_mib": sample.memory_free_mib if sample else None,
-        "admissible_free_mib": max(0, view.free_mib),
-        "sm_active": _fraction(sample.sm_active) if sample else None,
-        "sm_occupancy": _fraction(sample.sm_occupancy) if sample else None,
-        "dram_active": _fraction(sample.dram_active) if sample else None,
-        "utilization": _fraction(sample.utilization) if sample else None,
-        "power_w": sample.power_w if sample else None,
-        "energy_j": sample.energy_mj / 1000 if sample and sample.energy_mj is not None else None,
-        "temperature_c": sample.temperature_c if sample else None,
-        "risk": risk,
-        "state": state,
-        "state_detail": detail,
-        "conditions": [pick(ConditionOut, each) for each in sample.conditions] if sample else [],
-        "jobs": [
-            {
-                "id": job.id,
-                "label": label(job),
-                "user": job.spec.user,
-                "name": job.spec.name if see_all or job.spec.owner == owner else "-",
-                "memory_mib": held.get(job.id),
-                "mode": job.mode.value if job.mode else None,
-                "kernelless_s": round(idling.kernelless_s(job, scene.now), 1),
-            }
+    outsiders = [each for each in sample.processes if each.job not in residents]
+    return pick(
+        GpuOut,
+        sample,
+        **{name: getattr(view.gpu, name) for name in IDENTITY},
+        mig=view.gpu.is_mig,
+        admissible_free_mib=max(0, view.free_mib),
+        risk=pick(RiskOut, view.score, risky=view.score.risky(scene.view.settings.risk)),
+        state=state,
+        state_detail=detail,
+        jobs=[
+            pick(
+                ResidentOut,
+                job,
+                label=label(job),
+                user=job.spec.user,
+                name=job.spec.name if see_all or job.spec.owner == owner else "-",
+                memory_mib=held.get(job.id),
+                kernelless_s=round(idling.kernelless_s(job, scene.now), 1),
+            )
             for job in view.residents
         ],
-        "outsiders": [
-            pick(ExternalOut, process)
-            for process in (sample.processes if sample else ())
-            if process.job is None or process.job not in residents
-        ],
-    }
+        outsiders=[pick(ExternalOut, process) for process in outsiders],
+    )
 
 
 def gpu_state(gpu: GpuView, scene: Scene) -> tuple[str, str]:
@@ -240,7 +220,3 @@ def gpu_state(gpu: GpuView, scene: Scene) -> tuple[str, str]:
     if gpu.settling:
         return "settling", phrase(with_labels(gpu.settling, scene.live))
     return "ok", f"reserved for {first.of.whose} from {clock(first.starts_at)}" if first else ""
-
-
-def _fraction(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

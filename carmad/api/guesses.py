@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Annotated, Any, NotRequired
 
@@ -15,9 +15,8 @@ from typing_extensions import TypedDict
 
 from carmad.api.reasons import ReasonOut, VerdictOut
 from carmad.api.requests import SubmitIn, job_spec
-from carmad.api.wire import SCHEMA
+from carmad.api.wire import SCHEMA, Digits, pick
 from carmad.config import Settings
-from carmad.core.jobs.findings import Estimate
 from carmad.core.messages import Discovered, Step
 from carmad.errors import CarmaError
 from carmad.estimates.asking import Guess, ask_all, patient
@@ -28,19 +27,27 @@ from carmad.http.invalid import explain_invalid
 from carmad.options import MAX_WITHIN_S
 
 
+def _said(name: str, unless: object = None) -> Callable[[Guess], Any]:
+    """Of the answer: an estimate, or why there is none."""
+    return lambda guess: getattr(guess.answer, name, unless)
+
+
 class EstimateOut(TypedDict):
     """One estimator's answer: a number, or `why` it has none."""
 
     source: str
-    mib: int | None  # per GPU, of the whole process
-    low: int | None
-    high: int | None  # a GPU with this much free is safe; null: no other than `mib`
-    seconds: float
+    mib: Annotated[int | None, _said("mib")]  # per GPU, of the whole process
+    low: Annotated[int | None, _said("low")]
+    # A GPU with this much free is safe; null: no other than `mib`.
+    high: Annotated[int | None, _said("high")]
+    seconds: Annotated[float, Digits(4)]
     chosen: bool
-    why: str | None
-    notes: list[str]
-    parts: dict[str, int]  # what it is made of, in MiB; empty if the estimator cannot tell
-    phases: dict[str, int]  # training, evaluation, …: the most in use in each, in MiB; likewise
+    why: Annotated[str | None, _said("why")]
+    notes: Annotated[list[str], _said("notes", ())]
+    # What it is made of, in MiB; empty if the estimator cannot tell.
+    parts: Annotated[dict[str, int], _said("parts", ())]
+    # Training, evaluation, …: the most in use in each, in MiB; likewise.
+    phases: Annotated[dict[str, int], _said("phases", ())]
 
 
 class FitOut(TypedDict):
@@ -79,28 +86,11 @@ def estimates_out(
         "schema": SCHEMA,
         "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
         "too_large": too_large,
-        "estimates": [guess_out(guess) for guess in guesses],
+        "estimates": [pick(EstimateOut, guess) for guess in guesses],
         "fits": list(fits),
         "verdicts": list(verdicts),
         "reasons": list(reasons),
         "explanation": explained,
-    }
-
-
-def guess_out(guess: Guess) -> EstimateOut:
-    said = guess.answer
-    found = said if isinstance(said, Estimate) else None
-    return {
-        "source": guess.source,
-        "mib": found.mib if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
-        "seconds": round(guess.seconds, 4),
-        "chosen": guess.chosen,
-        "why": None if isinstance(said, Estimate) else said.why,
-        "notes": list(found.notes) if found else [],
-        "parts": dict(found.parts) if found else {},
-        "phases": dict(found.phases) if found else {},
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, cast, get_type_hints
@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from carmad.api.outlook import OutlookOut
 from carmad.api.reasons import short, too_large
 from carmad.api.report import ReceiptOut
-from carmad.api.wire import Fields, fields, iso, pick, stamp, state_code, with_labels
+from carmad.api.wire import Digits, Fields, fields, iso, pick, stamp, state_code, with_labels
 from carmad.core.gpus import idling
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs import recurrence
@@ -83,7 +83,7 @@ class MemoryOut(TypedDict):
 class NeedOut(TypedDict):
     """The rest of a job's estimate, for its owner."""
 
-    seconds: Annotated[float, lambda it: round(it.seconds, 4)]
+    seconds: Annotated[float, Digits(4)]
     firm: bool  # promised for the job's whole life: the owner's own word, or --gpu-mem auto
     notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
@@ -91,15 +91,15 @@ class NeedOut(TypedDict):
 
 class IndicatorOut(TypedDict):
     name: str
-    mean: Annotated[float, lambda it: round(it.mean, 4)]
-    variance: Annotated[float, lambda it: round(it.variance, 6)]
+    mean: Annotated[float, Digits(4)]
+    variance: Annotated[float, Digits(6)]
 
 
 class ProfileOut(TypedDict):
     """The job's load on each of its GPUs when it trains alone there."""
 
     # That it was watched for; 0: it showed no kernel.
-    seconds: Annotated[float, lambda it: round(it.seconds, 1)]
+    seconds: Annotated[float, Digits(1)]
     peak_mib: int
     indicators: list[IndicatorOut]
     of: int | None  # the earlier job that it was taken from
@@ -127,7 +127,7 @@ class LayoutOut(TypedDict):
 class PredictionOut(TypedDict):
     """How long the job runs alone."""
 
-    seconds: Annotated[float, lambda it: round(it.seconds, 1)]
+    seconds: Annotated[float, Digits(1)]
     source: str
     # Each feature's contribution, in the source's units.
     parts: Annotated[dict[str, float], lambda it: {name: round(each, 4) for name, each in it.parts}]
@@ -147,22 +147,22 @@ class AttemptOut(TypedDict):
     mode: str | None
     started_at: str
     first_kernel_at: Annotated[
-        str | None, lambda it: iso(min((at for _, at in it.kernels), default=None))
+        str | None, lambda it: min((at for _, at in it.kernels), default=None)
     ]
     ended_at: str
     cause: Annotated[str, lambda it: it.exit.cause]
     evidence: NotRequired[Annotated[str, lambda it: it.exit.evidence]]
     # On its GPUs when it ran out of memory.
-    neighbours: NotRequired[Annotated[list[str], lambda it: list(it.exit.neighbours)]]
+    neighbours: NotRequired[Annotated[list[str], lambda it: it.exit.neighbours]]
 
 
 class SuspensionOut(TypedDict):
     """What the job held on GPUs is in the host's memory, or on its way there or back."""
 
-    since: str
-    why: str
-    gpus: list[JobGpuOut]  # that it had
-    host_mib: int
+    since: Annotated[str, lambda it: stamp(it.job.suspension.at)]
+    why: Annotated[str, lambda it: it.job.suspension.why]
+    gpus: Annotated[list[JobGpuOut], lambda it: it.gpus(it.job.suspension.gpus)]  # that it had
+    host_mib: Annotated[int, lambda it: it.job.suspension.host_mib]
 
 
 if TYPE_CHECKING:
@@ -201,13 +201,13 @@ class OutlineOut(TypedDict):
     name: Annotated[str, lambda it: it.spec.name if it.jobs.sees(it.job) else "-"]
     state: str
     code: Annotated[str, lambda it: state_code(it.job)]
-    gpus: Annotated[list[JobGpuOut], lambda it: _gpus(it, it.job.gpus, dict(it.job.kernels))]
+    gpus: Annotated[list[JobGpuOut], lambda it: it.gpus(it.job.gpus, it.job.kernels)]
     gpus_wanted: Annotated[int, lambda it: it.spec.gpus]
     submitted_at: str
     started_at: str | None
     ended_at: NotRequired[str | None]  # an older carmad does not tell it of others' jobs
     elapsed_s: Annotated[float, lambda it: _seconds(it.job.run_s(it.scene.now))]
-    memory: Annotated[MemoryOut, lambda it: pick(MemoryOut, it)]
+    memory: Annotated[MemoryOut, lambda it: it]
     # How long it has held its GPUs without a kernel, if for long; an older carmad does not tell it.
     kernelless_s: NotRequired[Annotated[float | None, lambda it: _kernelless_s(it)]]
 
@@ -221,7 +221,7 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     layout: LayoutOut | None
     # As its owner, it or an earlier run has told.
     stage_times: Annotated[
-        list[StageTimesOut], lambda it: [*map(asdict, it.job.stage_times or it.spec.stage_times)]
+        list[StageTimesOut], lambda it: it.job.stage_times or it.spec.stage_times
     ]
     wait_s: Annotated[float, lambda it: _wait_s(it.job, it.scene.now)]
     mode: str | None
@@ -253,9 +253,9 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     ]
     prediction: PredictionOut | None
     accumulation: int  # parts that each batch is split into
-    suspension: Annotated[SuspensionOut | None, lambda it: _suspension(it)]
-    argv: Annotated[list[str], lambda it: list(recurrence.command(it.spec))]
-    params: Annotated[dict[str, str], lambda it: dict(recurrence.params(it.spec))]  # of a sweep
+    suspension: Annotated[SuspensionOut | None, lambda it: it if it.job.suspension else None]
+    argv: Annotated[list[str], lambda it: recurrence.command(it.spec)]
+    params: Annotated[dict[str, str], lambda it: recurrence.params(it.spec)]  # of a sweep
     metrics: dict[str, float]  # the last values that it reported
     # Of the copy of its job script that it runs.
     script_bytes: Annotated[int | None, lambda it: it.spec.script and it.spec.script.bytes]
@@ -266,10 +266,10 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     warn: WarnOut | None
     umask: Annotated[str, lambda it: f"{it.spec.umask:04o}"]  # octal
     energy_j: Annotated[float | None, lambda it: round(it.usage.energy_j, 3) or None]  # or unknown
-    gpu_seconds: Annotated[float, lambda it: round(it.usage.gpu_seconds, 3)]
+    gpu_seconds: Annotated[float, lambda it: it.usage.gpu_seconds, Digits(3)]
     # Of these, in which no kernel of it ran.
-    idle_seconds: Annotated[float, lambda it: round(it.usage.idle_seconds, 3)]
-    sm_active_mean: Annotated[float | None, lambda it: _sm_active_mean(it.usage)]
+    idle_seconds: Annotated[float, lambda it: it.usage.idle_seconds, Digits(3)]
+    sm_active_mean: Annotated[float | None, lambda it: _sm_active_mean(it.usage), Digits(4)]
 
 
 class JobOut(FullOut, total=False):
@@ -390,18 +390,19 @@ class _Shown:
     def log_paths(self) -> tuple[str, str]:
         return self.jobs.log_paths(self.job, 0)
 
+    def gpus(
+        self, ids: Iterable[GpuId], kernels: Iterable[tuple[GpuId, float]] = ()
+    ) -> list[_Held]:
+        """`kernels`: the job's first ones."""
+        here, seen = self.scene.gpus, dict(kernels)
+        return [_Held(id, here[id].index if id in here else None, seen.get(id)) for id in ids]
 
-def _gpus(it: _Shown, ids: Sequence[GpuId], seen: Mapping[GpuId, float]) -> list[JobGpuOut]:
-    """`seen`: when the job's first kernel was."""
-    gpus = it.scene.gpus
-    return [
-        JobGpuOut(
-            id=id,
-            index=gpus[id].index if id in gpus else None,
-            first_kernel_at=iso(seen.get(id)),
-        )
-        for id in ids
-    ]
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    id: GpuId
+    index: int | None
+    first_kernel_at: float | None
 
 
 def _least(job: Job, limit: str) -> int | None:
@@ -427,19 +428,12 @@ def _retry(job: Job) -> str | None:
     return job.retry.why if job.retry and not (job.gpus or job.ended) else None
 
 
-def _suspension(it: _Shown) -> SuspensionOut | None:
-    its = it.job.suspension
-    if its is None:
-        return None
-    return pick(SuspensionOut, its, since=stamp(its.at), gpus=_gpus(it, its.gpus, {}))
-
-
 def _too_large(it: _Shown) -> str | None:
     return too_large(it.job.estimate, it.scene) if _is_untested(it.job) else None
 
 
 def _sm_active_mean(usage: Usage) -> float | None:
-    return round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
+    return usage.sm_seconds / usage.gpu_seconds if usage.gpu_seconds > 0 else None
 
 
 def _late_s(job: Job) -> float | None:

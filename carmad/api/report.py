@@ -8,14 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NotRequired
+from typing import Annotated, NotRequired
 
 from typing_extensions import TypedDict
 
-from carmad.api.wire import SCHEMA, stamp
+from carmad.api.wire import SCHEMA, Digits, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import Overlaps, Seen, Stay, first_started_at, label, overlaps
-from carmad.core.gpus.slowdown import HOUR_S, Basis, Receipt, Slowdown, receipt, work_s
+from carmad.core.gpus.slowdown import HOUR_S, Basis, Receipt, receipt, work_s
 from carmad.core.jobs.attempt import Cause, GpuId
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED, JobState
@@ -27,6 +27,7 @@ IDLE = 0.05  # SM activity below which a GPU is hardly used
 IDLE_HOURS = 1.0  # GPU-hours that a job must have held to be listed as idle
 MEASURED = 0.5  # of a job's GPU time, for its activity to count
 
+Rounded = Annotated[float, Digits(4)]
 Why = Callable[[Seen], str]  # the main reason why a job waited
 Gpus = Mapping[GpuId, Gpu]
 
@@ -34,9 +35,9 @@ Gpus = Mapping[GpuId, Gpu]
 class SlowdownOut(TypedDict):
     """How many times as long a job's work took beside others as alone."""
 
-    ratio: float  # at least 1
-    low: float  # the ratio is from here to `high`, as far as the source can tell
-    high: float
+    ratio: Rounded  # at least 1
+    low: Rounded  # the ratio is from here to `high`, as far as the source can tell
+    high: Rounded
     source: str  # steps, runs, simulation
     known_from: int  # neighbours measured, or runs alone
 
@@ -44,14 +45,16 @@ class SlowdownOut(TypedDict):
 class ReceiptOut(TypedDict):
     """What sharing GPUs cost a job, and what it saved. In GPU-hours."""
 
-    gpu_hours: float  # that it held
-    shared: float  # the part of that, 0–1, in which another job was on any of its GPUs
-    share_gpu_hours: float  # a GPU with n jobs counts an n-th for each
-    neighbours: int
-    beside: list[int]  # the ids of these
+    gpu_hours: Annotated[Rounded, lambda it: it.held]  # that it held
+    # The part of that, 0–1, in which another job was on any of its GPUs.
+    shared: Annotated[Rounded, lambda it: it.shared / it.held if it.held else 0.0]
+    # A GPU with n jobs counts an n-th for each.
+    share_gpu_hours: Annotated[Rounded, lambda it: it.share]
+    neighbours: Annotated[int, lambda it: len(it.neighbours)]
+    beside: Annotated[list[int], lambda it: sorted(it.neighbours)]  # the ids of these
     slowdown: SlowdownOut | None  # null: it did not share, or nothing is known
-    alone_gpu_hours: float | None  # what its work would have held alone
-    saved_gpu_hours: float | None  # alone_gpu_hours - share_gpu_hours
+    alone_gpu_hours: Annotated[Rounded | None, lambda it: it.alone]  # that its work would have held
+    saved_gpu_hours: Annotated[Rounded | None, lambda it: it.saving]  # alone - share
 
 
 class GpuReportOut(TypedDict):
@@ -375,26 +378,3 @@ def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
 
 def _who(job: Seen) -> JobNameOut:
     return {"id": job.id, "label": label(job), "user": job.spec.user, "name": job.spec.name}
-
-
-def receipt_out(its: Receipt) -> ReceiptOut:
-    return {
-        "gpu_hours": round(its.held, 4),
-        "shared": round(its.shared / its.held, 4) if its.held else 0.0,
-        "share_gpu_hours": round(its.share, 4),
-        "neighbours": len(its.neighbours),
-        "beside": sorted(its.neighbours),
-        "slowdown": _slowdown(its.slowdown) if its.slowdown else None,
-        "alone_gpu_hours": None if its.alone is None else round(its.alone, 4),
-        "saved_gpu_hours": None if its.saving is None else round(its.saving, 4),
-    }
-
-
-def _slowdown(how: Slowdown) -> SlowdownOut:
-    return {
-        "ratio": round(how.ratio, 4),
-        "low": round(how.low, 4),
-        "high": round(how.high, 4),
-        "source": how.source,
-        "known_from": how.known_from,
-    }

@@ -12,10 +12,9 @@ from carmad.api.report import (
     ReceiptOut,
     ReportOut,
     knowledge,
-    receipt_out,
     report_out,
 )
-from carmad.api.wire import stamp
+from carmad.api.wire import pick, stamp
 from carmad.core.gpus.sharing import Seen, first_started_at, overlaps
 from carmad.core.gpus.slowdown import receipt
 from carmad.core.jobs.job import Job
@@ -71,7 +70,7 @@ def receipt_of(job: Job, store: Reader, scene: Scene) -> ReceiptOut | None:
     alone = (each for each in alike if not any(stay.shared for stay in each.attempts))
     seen = overlaps(jobs, since, until, scene.now)
     known = knowledge(jobs, seen, scene.gpus, since, alone)
-    return receipt_out(receipt(own, seen.stays.get(job.id, ()), known))
+    return pick(ReceiptOut, receipt(own, seen.stays.get(job.id, ()), known))
 
 
 def longest_wait_reason(decisions: Iterable[Decision], now: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from starlette.responses import PlainTextResponse, Response
 from typing_extensions import TypedDict
@@ -21,7 +21,7 @@ from carmad.api.report import JOULES_PER_KWH, ReportOut
 from carmad.api.requests import Body, Name
 from carmad.api.rows import Row, row_out, visible_rows, waiting
 from carmad.api.service import Service
-from carmad.api.wire import SCHEMA, iso, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, Digits, iso, parse_time, pick, stamp
 from carmad.configfile import as_tree
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
@@ -32,7 +32,7 @@ from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden
 from carmad.installed import VERSION
 from carmad.metrics import declared, figures
-from carmad.store.values import External, Totals
+from carmad.store.values import Totals
 from carmad.threads import run_in_threadpool
 
 router = resource()
@@ -89,16 +89,16 @@ class StatusOut(TypedDict):
 
 
 class TotalsOut(TypedDict):
-    jobs: int
-    succeeded: int
-    failed: int
-    oom: int
-    cancelled: int
-    gpu_hours: float
-    energy_kwh: float
-    wait_mean_s: float | None
-    wait_p95_s: float | None
-    run_mean_s: float | None
+    jobs: Annotated[int, lambda it: _count(it, *JobState)]
+    succeeded: Annotated[int, lambda it: _count(it, JobState.SUCCEEDED)]
+    failed: Annotated[int, lambda it: _count(it, JobState.FAILED, JobState.TIMED_OUT)]
+    oom: Annotated[int, lambda it: _count(it, JobState.OUT_OF_MEMORY)]
+    cancelled: Annotated[int, lambda it: _count(it, JobState.CANCELLED)]
+    gpu_hours: Annotated[float, Digits(4)]
+    energy_kwh: Annotated[float, lambda it: it.energy_j / JOULES_PER_KWH, Digits(6)]
+    wait_mean_s: Annotated[float | None, lambda it: it.wait.mean_s]
+    wait_p95_s: Annotated[float | None, lambda it: it.wait.p95_s]
+    run_mean_s: Annotated[float | None, lambda it: it.run.mean_s]
 
 
 class UserTotalsOut(TotalsOut):
@@ -114,7 +114,7 @@ class ExternalTotalsOut(TypedDict):
 
     user: str
     processes: int
-    gpu_hours: float
+    gpu_hours: Annotated[float, Digits(4)]
     peak_mib: int | None  # null: not known
 
 
@@ -123,8 +123,8 @@ class ExternalSeenOut(TypedDict):
     pid: int
     user: str
     command: str
-    seen_from: str  # on that GPU
-    seen_to: str
+    seen_from: Annotated[str, lambda it: stamp(it.seen_from)]  # on that GPU
+    seen_to: Annotated[str, lambda it: stamp(it.seen_to)]
     peak_mib: int | None
 
 
@@ -195,7 +195,7 @@ def _status(call: Call, scene: Scene) -> Response:
         "gpus": gpus_out(call, scene),
         "more": more,
         "counts": _counts(scene.live.rows.values()),
-        "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
+        "me": pick(MeOut, peer),
         "jobs": [row_out(row, one) for row in (*rows, *([job] for job in ended))],
     }
     return answer(out)
@@ -267,36 +267,19 @@ async def stats(
         "schema": SCHEMA,
         "since": iso(since_at),
         "until": iso(until_at),
-        "users": [{"user": name, **_totals(totals)} for name, totals in users],
-        "months": [{"month": name, **_totals(totals)} for name, totals in months],
-        "total": {"user": "", **_totals(found.overall)},
-        "external": [
-            pick(ExternalTotalsOut, one, gpu_hours=round(one.gpu_hours, 4)) for one in external
+        "users": [pick(UserTotalsOut, totals, user=name) for name, totals in users],
+        "months": [pick(MonthTotalsOut, totals, month=name) for name, totals in months],
+        "total": pick(UserTotalsOut, found.overall, user=""),
+        "external": [pick(ExternalTotalsOut, one) for one in external],
+        "external_processes": [
+            pick(ExternalSeenOut, one, gpu=gpu_ref(one.gpu, scene.gpus)) for one in latest
         ],
-        "external_processes": [_external_out(one, scene) for one in latest],
     }
     return answer(out)
 
 
-def _external_out(one: External, scene: Scene) -> ExternalSeenOut:
-    gpu, times = gpu_ref(one.gpu, scene.gpus), (stamp(one.seen_from), stamp(one.seen_to))
-    return pick(ExternalSeenOut, one, gpu=gpu, seen_from=times[0], seen_to=times[1])
-
-
-def _totals(totals: Totals) -> TotalsOut:
-    ends = dict(totals.jobs)
-    return {
-        "jobs": sum(ends.values()),
-        "succeeded": ends.get(JobState.SUCCEEDED, 0),
-        "failed": ends.get(JobState.FAILED, 0) + ends.get(JobState.TIMED_OUT, 0),
-        "oom": ends.get(JobState.OUT_OF_MEMORY, 0),
-        "cancelled": ends.get(JobState.CANCELLED, 0),
-        "gpu_hours": round(totals.gpu_hours, 4),
-        "energy_kwh": round(totals.energy_j / JOULES_PER_KWH, 6),
-        "wait_mean_s": totals.wait.mean_s,
-        "wait_p95_s": totals.wait.p95_s,
-        "run_mean_s": totals.run.mean_s,
-    }
+def _count(totals: Totals, *states: JobState) -> int:
+    return sum(count for state, count in totals.jobs if state in states)
 
 
 @router.get("/report", responses={200: {"model": ReportOut}})

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, Label, Moment, answer, resource
-from carmad.api.wire import SCHEMA, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, Digits, parse_time, pick, stamp
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
@@ -47,16 +47,18 @@ Name = Callable[[JobId], tuple[str, str, str]]  # label, user, and the name if i
 class MemoryOut(TypedDict):
     """Of a job on a GPU, or of all of the GPU."""
 
-    used_mib: Values  # means
-    used_max_mib: Values
-    promised_mib: Values  # what was set aside: as declared or estimated, with its margin
+    used_mib: Annotated[Values, lambda bins: _values("used", bins)]  # means
+    used_max_mib: Annotated[Values, lambda bins: _values("most", bins)]
+    # What was set aside: as declared or estimated, with its margin.
+    promised_mib: Annotated[Values, lambda bins: _values("promised", bins)]
 
 
 class LoadOut(TypedDict):
     """Of a GPU, so by all that ran there."""
 
-    sm_active: Values  # means, 0-1; GPU utilisation where SM activity is not known
-    sm_active_max: Values
+    # Means, 0-1; GPU utilisation where SM activity is not known.
+    sm_active: Annotated[Values, lambda bins: _values("sm", bins, 3)]
+    sm_active_max: Annotated[Values, lambda bins: _values("sm_most", bins, 3)]
 
 
 class JobSeriesOut(MemoryOut):
@@ -71,7 +73,7 @@ class JobSeriesOut(MemoryOut):
 
 
 class MarkOut(TypedDict):
-    at: float
+    at: Annotated[float, Digits(3)]
     kind: str
     job: int | None
     label: str
@@ -86,8 +88,9 @@ class GpuTimelineOut(MemoryOut, LoadOut):
     present: bool  # False: it has vanished since, such as a MIG instance
     mig: bool
     memory_mib: int | None
-    external_mib: Values  # of processes of no job
-    power_w: Values
+    # Of processes of no job.
+    external_mib: Annotated[Values, lambda bins: _values("external", bins)]
+    power_w: Annotated[Values, lambda bins: _values("power", bins, 1)]
     jobs: list[JobSeriesOut]
     marks: list[MarkOut]
     left_out: int  # older marks, of which there are too many
@@ -111,7 +114,7 @@ class JobGpuTimelineOut(MemoryOut, LoadOut):
     index: int | None  # None: not known any more
     name: str
     memory_mib: int | None
-    gpu_used_mib: Values  # by all
+    gpu_used_mib: Annotated[Values, lambda bins: _values("used", bins)]  # by all
     marks: list[MarkOut]  # of this job
 
 
@@ -279,37 +282,37 @@ class Span:
 def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:
     """`count`: of bins."""
     gpu, shown = of.gpu, of.marks[-MOST_MARKS:]
-    whole = [of.bins.get(ALL, {}).get(number) for number in range(count)]
-    return {
-        "id": of.id,
-        "index": gpu.index if gpu else None,
-        "name": gpu.name if gpu else "",
-        "present": of.present,
-        "mig": gpu.is_mig if gpu else False,
-        "memory_mib": gpu.memory_mib if gpu else None,
-        **_memory(whole),
-        "external_mib": _values("external", whole),
-        **_load(whole),
-        "power_w": _values("power", whole, 1),
-        "jobs": _series(of, name),
-        "marks": [_mark(mark, name) for mark in shown],
-        "left_out": len(of.marks) - len(shown),
-    }
+    return pick(
+        GpuTimelineOut,
+        _whole(of, count),
+        **_head(of),
+        present=of.present,
+        mig=gpu.is_mig if gpu else False,
+        jobs=_series(of, name),
+        marks=[_mark(mark, name) for mark in shown],
+        left_out=len(of.marks) - len(shown),
+    )
 
 
 def job_gpu_out(of: Track, count: int, job: JobId, name: Name) -> JobGpuTimelineOut:
+    whole, bins = _whole(of, count), of.bins.get(job, {})
+    return pick(
+        JobGpuTimelineOut,
+        whole,
+        **_head(of),
+        **pick(MemoryOut, [bins.get(number) for number in range(count)]),
+        marks=[_mark(mark, name) for mark in of.marks if mark.job == job],
+    )
+
+
+def _whole(of: Track, count: int) -> list[Bin | None]:
+    return [of.bins.get(ALL, {}).get(number) for number in range(count)]
+
+
+def _head(of: Track) -> dict[str, object]:
     gpu = of.gpu
-    whole = [of.bins.get(ALL, {}).get(number) for number in range(count)]
-    return {
-        "id": of.id,
-        "index": gpu.index if gpu else None,
-        "name": gpu.name if gpu else "",
-        "memory_mib": gpu.memory_mib if gpu else None,
-        **_memory([of.bins.get(job, {}).get(number) for number in range(count)]),
-        "gpu_used_mib": _values("used", whole),
-        **_load(whole),
-        "marks": [_mark(mark, name) for mark in of.marks if mark.job == job],
-    }
+    index, name, mib = (gpu.index, gpu.name, gpu.memory_mib) if gpu else (None, "", None)
+    return {"id": of.id, "index": index, "name": name, "memory_mib": mib}
 
 
 def spans_out(job: Job) -> list[SpanOut]:
@@ -348,42 +351,15 @@ def _job_series(
     bins: Mapping[int, Bin], named: tuple[str, str, str], id: JobId | None
 ) -> JobSeriesOut:
     first, last = min(bins), max(bins)
-    label, user, name = named
-    return {
-        "id": id,
-        "label": label,
-        "user": user,
-        "name": name,
-        "first": first,
-        **_memory([bins.get(number) for number in range(first, last + 1)]),
-    }
-
-
-def _memory(bins: Sequence[Bin | None]) -> MemoryOut:
-    return {
-        "used_mib": _values("used", bins),
-        "used_max_mib": _values("most", bins),
-        "promised_mib": _values("promised", bins),
-    }
-
-
-def _load(bins: Sequence[Bin | None]) -> LoadOut:
-    return {
-        "sm_active": _values("sm", bins, 3),
-        "sm_active_max": _values("sm_most", bins, 3),
-    }
+    its = [bins.get(number) for number in range(first, last + 1)]
+    said = dict(zip(("label", "user", "name"), named, strict=True))
+    return pick(JobSeriesOut, its, id=id, first=first, **said)
 
 
 def _mark(mark: Mark, name: Name) -> MarkOut:
     label, user, its_name = name(mark.job) if mark.job is not None else ("", "", "")
-    return {
-        "at": round(mark.at, 3),
-        "kind": str(mark.kind),
-        "job": mark.job,
-        "label": label,
-        "user": user,
-        "text": "" if its_name == "-" else mark.text,
-    }
+    text = "" if its_name == "-" else mark.text
+    return pick(MarkOut, mark, label=label, user=user, text=text)
 
 
 def _values(name: str, bins: Iterable[Bin | None], digits: int | None = None) -> Values:

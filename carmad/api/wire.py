@@ -14,7 +14,17 @@ from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
 from types import UnionType
-from typing import Any, NotRequired, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic_core import to_json
 from typing_extensions import is_typeddict
@@ -64,11 +74,18 @@ def fields(shape: type, get: Callable[[str], Way] = attrgetter) -> Fields:
     for name, hint in get_type_hints(shape, include_extras=True).items():
         its = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
         said = next(filter(callable, getattr(its, "__metadata__", ())), None)
-        found.append((name, said or _way(get(name), _writing(its, name.endswith("_at")))))
+        found.append((name, _way(said or get(name), _writing(its, name.endswith("_at")))))
     return found
 
 
 _fields = cache(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Annotates a field's type: how many digits are written after the point."""
+
+    count: int
 
 
 def _way(get: Way, write: Way | None) -> Way:
@@ -80,6 +97,9 @@ def _way(get: Way, write: Way | None) -> Way:
 def _writing(hint: Any, is_time: bool) -> Way | None:
     """How a value is written as one of this type, if it is not None; None: as it is."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        digits = next((each.count for each in args if isinstance(each, Digits)), None)
+        return _writing(args[0], is_time) if digits is None else partial(round, ndigits=digits)
     if origin in (Union, UnionType):
         return _writing(args[0], is_time)
     if origin is list:
