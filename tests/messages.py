@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
 import http.server
 import json
 import socketserver
 import threading
+import time
 from email.message import EmailMessage
 from email.policy import default
 from typing import Any
@@ -24,13 +26,14 @@ class _Served(socketserver.BaseServer):
 
 
 class Target(_Served, http.server.ThreadingHTTPServer):
-    """Fails the first `failing` times."""
+    """Fails the first `failing` times. `drips`: it begins to answer, and never ends."""
 
     daemon_threads = True
 
-    def __init__(self, failing: int = 0) -> None:
+    def __init__(self, failing: int = 0, drips: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.failing = failing
+        self.drips = drips
         self.got: list[dict[str, Any]] = []
         self.serve()
 
@@ -44,6 +47,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with contextlib.suppress(OSError):
+            while self.server.drips:
+                self.wfile.write(b"H")
+                time.sleep(0.1)
         self.server.failing -= 1
         failed = self.server.failing >= 0
         if not failed:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +25,7 @@ from carmad.metrics.declared import UP
 from carmad.notify.sender import become
 
 ANSWER_WITHIN_S = 8.0  # of the daemon: Prometheus waits for ten seconds, unless told otherwise
+READ_WITHIN_S = 5.0  # each part of a request
 MOST_BYTES = 16 << 20
 
 
@@ -36,12 +38,19 @@ def main() -> None:
     registry = CollectorRegistry()
     registry.register(Daemon(where))
     try:
-        start_http_server(int(port), host, registry)
+        server, _ = start_http_server(int(port), host, registry)
     except OSError as error:
         sys.exit(f"cannot listen at {host}, port {port}: {error.strerror or error}")
+    endure_clients(server)
     print(f"{LISTENING} {host}, port {port}", file=sys.stderr, flush=True)
     while os.read(0, 1):
         pass
+
+
+def endure_clients(server: WSGIServer) -> None:
+    """Whoever connects could hold a thread for ever otherwise, and fill carmad's log."""
+    server.RequestHandlerClass.timeout = READ_WITHIN_S  # type: ignore[attr-defined]
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
 
 
 class Daemon(Collector):

@@ -60,7 +60,7 @@ MOST = 1000  # notices in a message
 STUCK_LOOK_S = 60.0
 NO_MAIL = "this server sends no mail"
 ADVICE = "more: carma gpus; carma doctor"  # to administrators
-ADMINS = Owner(-1, "")  # in place of a user
+ADMINS = Owner(-1, "administrators")  # in place of a user
 PASSED_ON = (
     *("HOME", "LANG", "PATH", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"),
     *("DISPLAY", "WAYLAND_DISPLAY", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY"),
@@ -70,8 +70,8 @@ PASSED_ON = (
 BOUNDS = {"RuntimeMaxSec": f"{WITHIN_S:.0f}", "MemoryMax": "1G", "TasksMax": "64"}
 
 Order = dict[str, Any]  # as `sender` wants it
-# An order, and what is called once it was carried out, or never will be.
-Outgoing = tuple[Order, Callable[[], object]]
+Over = Callable[[], object]
+Outgoing = tuple[Order, Over]  # and what is called once it was carried out, or never will be
 
 
 class Post(Follower):
@@ -198,25 +198,28 @@ class Post(Follower):
         try:
             await asyncio.sleep(max(GATHER_S, self._pause_s(whom)))
             for tries in range(1, TRIES + 1):
+                over = None
                 async with self._senders:
                     with _working(f"cannot tell {whom.user} (uid {whom.uid})"):
-                        if await self._try_to_tell(whom, is_last=tries == TRIES):
-                            return
+                        over = await self._try_to_tell(whom, is_last=tries == TRIES)
+                if over is not None:
+                    await _finish(over)
+                    return
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (tries - 1))
         finally:
             del self._tasks[whom]
             self._news.set()  # there may be more for them by now
 
-    async def _try_to_tell(self, whom: Owner, is_last: bool) -> bool:
-        """False: try again later."""
+    async def _try_to_tell(self, whom: Owner, is_last: bool) -> Over | None:
+        """What is to be called now; None: try again later."""
         outgoing = self._to_admins() if whom is ADMINS else self._to_user(whom, is_last)
         if outgoing is None:
-            return True
+            return _nothing
         self._sent.setdefault(whom, deque()).append(time.monotonic())
         order, over = outgoing
         code, why = await self._send(order)
         if code == FAILED and not is_last:
-            return False
+            return None
         if code != SENT:
             log.warning(
                 "%s (uid %d) could not be told%s; `carma doctor --notify` shows why",
@@ -224,8 +227,7 @@ class Post(Follower):
                 whom.uid,
                 f": {why}" if why else "",
             )
-        over()
-        return True
+        return over
 
     def _pause_s(self, whom: Owner) -> float:
         """Until the next message may be sent to them."""
@@ -261,7 +263,7 @@ class Post(Follower):
             return None
         spec = self._store.whole(jobs[max(jobs)].spec)
         env = {name: value for name, value in spec.env if name in PASSED_ON}
-        who = spec.uid, its.gid, its.groups
+        who = its.uid, its.gid, its.groups
         urls: list[str] | None = [] if to and self._settings.mail else None
         what = letter(said, self._where)
         return self._order(what, who, [to or spec.user], urls=urls, env=env), over
@@ -302,9 +304,7 @@ class Post(Follower):
 
     async def _send(self, order: Order) -> tuple[int, str]:
         """The outcome, as of `sender`, and why a mail was not taken."""
-        shared = os.memfd_create(
-            "carma-message"
-        )  # there it finds the order, and leaves the outcome
+        shared = os.memfd_create("carma-message")  # has the order, and then the outcome
         process = None
         try:
             write_all(shared, json.dumps(order).encode())
@@ -333,6 +333,19 @@ class Post(Follower):
                     os.killpg(process.pid, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
+
+
+async def _finish(over: Over) -> None:
+    """Until it is done: because the disk is full, nobody is told the same again and again."""
+    while True:
+        with _working("what was told cannot be deleted yet"):
+            over()
+            return
+        await asyncio.sleep(FIRST_PAUSE_S)
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
 import textwrap
@@ -202,6 +203,7 @@ def exporting(where: str) -> Iterator[str]:
     registry = CollectorRegistry()
     registry.register(exporter.Daemon(where))
     server, thread = start_http_server(0, "127.0.0.1", registry)
+    exporter.endure_clients(server)
     try:
         yield f"http://127.0.0.1:{server.server_port}/metrics"
     finally:
@@ -256,6 +258,24 @@ def test_no_daemon_is_down_and_no_other_path_leads_to_it(folder: Path) -> None:
     with exporting(str(folder / "none")) as url:
         for path in ("/metrics", "/metrics/../v1/status", "/v1/status"):
             assert is_down(got(url.replace("/metrics", path)))
+
+
+def test_who_breaks_off_or_says_nothing_leaves_no_line_and_no_thread(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exporter, "READ_WITHIN_S", 0.2)
+    before = threading.active_count()
+    with exporting(str(folder / "none")) as url:
+        address = ("127.0.0.1", urllib.parse.urlsplit(url).port)
+        silent = socket.create_connection(address)
+        with socket.create_connection(address) as reset:
+            reset.sendall(b"GET /met")
+            reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert is_down(got(url))
+        assert silent.recv(1) == b"", "it is closed"
+        silent.close()
+        until(lambda: threading.active_count() <= before + 1, "their threads to end")
+    assert capfd.readouterr().err == ""
 
 
 # -- its keeper

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
@@ -150,6 +150,18 @@ def test_one_address_that_takes_it_is_enough(
 ) -> None:
     monkeypatch.setattr(sender, "PAUSES_S", (0.0,))
     assert sender.send(["json://127.0.0.1:1", target.url, "nonsense://"], "t", "b") == [0, 2]
+    assert len(target.got) == 1
+
+
+def test_an_address_that_never_ends_its_answer_keeps_no_other_waiting(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise carmad would kill the process, and tell the others again."""
+    monkeypatch.setattr(sender, "ADDRESS_WITHIN_S", 1.0)
+    monkeypatch.setattr(sender, "ALL_WITHIN_S", 2.0)
+    with Target(drips=True) as slow:
+        assert sender.send([slow.url, target.url], "t", "b") == [0]
+        slow.drips = False
     assert len(target.got) == 1
 
 
@@ -345,6 +357,28 @@ def test_who_cannot_be_found_for_a_while_is_told_later(
     monkeypatch.setattr(post, "TRIES", 2)
     commit(store, told, an_end(tmp_path, 2, user="gone"))
     until(lambda: not store.to_tell(), "it to be given up")
+    assert len(target.got) == 1
+
+
+def test_with_a_full_disk_nobody_is_told_the_same_again(
+    store: SqlStore, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(tmp_path, target.url)
+    tries: list[object] = []
+    forget = store.forget_notices
+
+    def full(ids: Iterable[int]) -> None:
+        tries.append(ids)
+        if len(tries) < 5:
+            raise StoreFull("the disk is full")
+        forget(ids)
+
+    monkeypatch.setattr(store, "forget_notices", full)
+    store.commit(an_end(tmp_path))
+    thread = Post(store, Notify())
+    thread.start()
+    until(lambda: not store.to_tell(), "it to be forgotten")
+    thread.stop()
     assert len(target.got) == 1
 
 
