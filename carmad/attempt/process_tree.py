@@ -115,10 +115,14 @@ class Tree:
         """All live processes of the job: pid and start time."""
         found = {pid: start for pid, start in self._followed.items() if running(pid, start)}
         if self._mark and self._followed and self.cgroup is None:
-            found |= self._marks.having(self._mark, processes(self._uid))
+            found |= self.marked()
         elif self._strangers:
             found |= self._containers()
         return self._own(found)
+
+    def marked(self) -> dict[int, int]:
+        """The user's processes with the mark; no zombie, as a parent of the user's may reap it last."""
+        return self._marks.having(self._mark, _running_processes(self._uid))
 
     def _own(self, others: dict[int, int] | None = None) -> dict[int, int]:
         """Those that the kernel says are the job's, and these `others`."""

@@ -20,6 +20,7 @@ from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
 from carmad.attempt.proc import process_stat
+from carmad.attempt.process_tree import VARIABLE, Tree
 from carmad.config import Suspending
 from carmad.core.jobs.attempt import GpuId, MemoryLimits
 from carmad.core.jobs.job import Job
@@ -351,3 +352,16 @@ def test_without_a_limit_there_is_nothing_to_do(limited: tuple[Bench, Job, Path]
     (own / "memory.max").unlink()
     assert bench.launcher.allow(job, 1000) == ""
     assert not (own / "memory.max").exists()
+
+
+def test_what_its_parent_has_not_reaped_is_not_waited_for() -> None:
+    """On a system without cgroups, of a job at a terminal: its shell reaps the program last."""
+    (shell, start), mark = (os.getpid(), (process_stat(os.getpid()) or (0, 0))[1]), b"/attempt"
+    tree = Tree(shell, None, uid=os.getuid(), mark=mark)
+    tree.follow(shell, start)
+    env = {VARIABLE.decode(): mark.decode(), "PATH": os.defpath}
+    with subprocess.Popen(["sleep", "1000"], env=env) as program:
+        until(lambda: program.pid in tree.marked(), "the program to begin")
+        program.kill()
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert program.pid not in tree.marked()
