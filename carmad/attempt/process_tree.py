@@ -121,7 +121,7 @@ class Tree:
         return self._own(found)
 
     def marked(self) -> dict[int, int]:
-        """The user's processes with the mark; no zombie, as a parent of the user's may reap it last."""
+        """The user's processes with the mark; no zombie, which its parent may reap last."""
         return self._marks.having(self._mark, _running_processes(self._uid))
 
     def _own(self, others: dict[int, int] | None = None) -> dict[int, int]:
