@@ -6,6 +6,7 @@ has settled, and until then neither may be paired with another job.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,12 @@ from policies.cuckoo.telling import Planned
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the policy remembers: by running job, the queued one that is to join it."""
+    """What the policy remembers: who is to join whom, and who knows when its turn is."""
 
-    joining: tuple[tuple[JobId, JobId], ...] = ()
+    joining: tuple[tuple[JobId, JobId], ...] = ()  # by running job, the queued one
+    told: tuple[JobId, ...] = ()  # the first waiting jobs
+    told_at: float = -math.inf
+    due_at: float = math.inf  # when the first of the jobs that ran then should have ended
 
 
 def recall(view: View) -> Memory:

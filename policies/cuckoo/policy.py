@@ -53,6 +53,7 @@ from policies.ranked import Ranked
 from policies.views import memory_shortage, need_mib
 
 TOLD = 16  # the first waiting jobs, which get reasons with their plan
+TOLD_S = 60.0  # how long these stand while no job can start
 EXPLAINED = 4  # the first ones, which also get a verdict on each GPU
 
 
@@ -120,12 +121,21 @@ class Cuckoo:
             return
         where = site(view, closed, self.heterogeneous)
         partners = awaiting(view, jobs, where)
-        plan = self._schedule(view, jobs, where, partners)
+        joining = {job.id for job in partners.values()}
+        others = [job for job in jobs if job.id not in joining]
+        before, ahead = recall(view), tuple([job.id for job in jobs[:TOLD]])
+        # While no job can start, a plan only tells when turns are.
+        tells = (
+            any(job.spec.gpus <= where.idle for job in others)
+            or ahead != before.told
+            or not before.told_at <= view.now < min(before.told_at + TOLD_S, before.due_at)
+        )
+        plan = self._schedule(view, others if tells else (), where, partners)
         pairs = {first: second.id for first, second in partners.items()}
         started: set[JobId] = set()
         refused = {}
         for turn in plan.turns:
-            first, *others = turn.planned.group.members
+            first, *second = turn.planned.group.members
             joins = turn.planned.group.running
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
             if not placement.gpus:
@@ -135,41 +145,39 @@ class Cuckoo:
                 continue
             yield placement
             started.add(placement.job)
-            job = others[0].job if joins else first.job
+            job = second[0].job if joins else first.job
             view = view.with_placement(job, placement.gpus, placement.profiling)
             if joins:
                 pairs.pop(first.job.id, None)
-            elif others:
-                pairs[first.job.id] = others[0].job.id
-        memory = Memory(tuple(pairs.items()))
-        if memory != recall(view):
-            yield Remember(memory)
+            elif second:
+                pairs[first.job.id] = second[0].job.id
+        times = (view.now, view.now + plan.due_s) if tells else (before.told_at, before.due_at)
+        memory = Memory(tuple(pairs.items()), () if started else ahead, *times)
+        yield Remember(memory)
         if len(jobs) > len(started):
-            left = (job for job in jobs if job.id not in started)
-            yield from self._waiting(islice(left, TOLD), refused, plan, view, where.idle)
-            if plan.due_s is not None:
-                yield AskAgain(view.now + plan.due_s)
+            left = islice((job for job in jobs if job.id not in started), TOLD)
+            shown = [job for job in left if tells or job.id in refused]
+            yield from self._waiting(shown, refused, plan, view, where.idle)
+            if memory.due_at < math.inf:
+                yield AskAgain(memory.due_at)
 
     def _schedule(
         self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
     ) -> Schedule:
-        joining = {job.id for job in partners.values()}
-        line = in_reach([job for job in jobs if job.id not in joining], where)
-        if not line and not partners:
-            return Schedule()
-        there = {job.id for gpu in where.gpus for job in gpu.residents}
+        line = in_reach(jobs, where)
+        there = {job.id for gpu in where.gpus for job in gpu.residents} if line else partners
         running = [job for job in view.running if job.id in there]
         covered = [*line, *partners.values(), *running]
         known = iter(find_members(covered, where, self.packer.model, view))
         in_line = list(islice(known, len(line)))
         awaited = dict(zip(partners, known, strict=False))
         on_gpus = list(known)
-        packs = self._packs(view)
-        groups = group(view, in_line, on_gpus, where, self.packer if packs else None)
-        plan = schedule(groups, on_gpus, awaited, where, self.packer, self.planner)
-        if not packs:
-            return plan
-        return plan.with_joins(tuple(turns(awaited, on_gpus, where, self.packer)))
+        packs, plan = self._packs(view), Schedule()
+        if line:
+            groups = group(view, in_line, on_gpus, where, self.packer if packs else None)
+            plan = schedule(groups, on_gpus, awaited, where, self.packer, self.planner)
+        joins = turns(awaited, on_gpus, where, self.packer) if packs else ()
+        return plan.with_joins(tuple(joins))
 
     def _packs(self, view: View) -> bool:
         return self.packs and view.settings.collocation.max_jobs_per_gpu > 1

@@ -11,6 +11,7 @@ them to other users' clients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, sub
 from types import MappingProxyType
@@ -74,7 +75,7 @@ class Turn(NamedTuple):
 class Schedule(NamedTuple):
     turns: Sequence[Turn] = ()
     planned: Mapping[JobId, Planned] = MappingProxyType({})  # for all queued jobs
-    due_s: float | None = None  # when the plan will change even if nothing happens until then
+    due_s: float = math.inf  # when the plan will change even if nothing happens until then
 
     def with_joins(self, joins: tuple[Turn, ...]) -> Schedule:
         joined = {turn.planned.group.members[1].job.id: turn.planned for turn in joins}
@@ -120,11 +121,11 @@ def schedule(
     return Schedule(tuple(starts), by_job, _due_s(running, where))
 
 
-def _due_s(running: Sequence[Member], where: Site) -> float | None:
+def _due_s(running: Sequence[Member], where: Site) -> float:
     """When the first of the running jobs should have ended."""
     kinds = {job.id: where.kind(gpu) for gpu in where.gpus for job in gpu.residents}
     lefts = (m.left_s[kinds[m.job.id]] for m in running if not m.job.leaves)
-    return min((max(left_s, LEAST_S) for left_s in lefts), default=None)
+    return min((max(left_s, LEAST_S) for left_s in lefts), default=math.inf)
 
 
 def _classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:

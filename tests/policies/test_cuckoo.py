@@ -718,6 +718,20 @@ def test_it_asks_to_be_asked_when_a_job_should_have_ended():
     assert not any(isinstance(p, AskAgain) for p in made(SETTINGS).plan(idle))
 
 
+def test_while_no_job_can_start_turns_are_told_once_a_minute():
+    view = view_of(1, [queued(1, exclusive=True)], running(9, 0, exclusive=True))
+    assert where(plan(view)) == {1: ()}
+    told = after(view)
+    soon = replace(told, now=30.0)
+    assert plan(soon) == {}, "it has been told"
+    assert [p.at for p in made(SETTINGS).plan(soon) if isinstance(p, AskAgain)] == [1000.0]
+    assert where(plan(replace(told, now=60.0))) == {1: ()}
+    more = replace(soon, queue=(*view.queue, queued(2, exclusive=True)))
+    assert where(plan(more)) == {1: (), 2: ()}, "job 2 has not"
+    free = replace(soon, nodes=view_of(1, ()).nodes, running=())
+    assert where(plan(free)) == {1: (0,)}
+
+
 def test_a_large_job_s_gpus_are_kept_for_it():
     """Job 1 is first in line and wants both GPUs, of which one is busy for 1000 s."""
     large, busy = queued(1, 500.0, wants=2, deadline=2000.0), running(9, 1, exclusive=True)
