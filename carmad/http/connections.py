@@ -25,6 +25,7 @@ from carmad.threads import run_in_threadpool
 REMEMBERED_S = 30.0  # the longest that a change goes unnoticed while the user database answers
 PATIENT_S = 1.0  # for who was known before: then the earlier answer counts
 MOST_REMEMBERED = 10_000
+AT_ONCE = 8  # that are looked up, of the threads that answer requests
 
 PER_USER = 256
 FEW = 8  # connections, that every user may have as long as there are any
@@ -74,6 +75,7 @@ class Peers:
         self._daemon_uid = os.geteuid()
         self._known: dict[Credentials, tuple[float, Peer]] = {}
         self._asked: dict[Credentials, asyncio.Future[Peer]] = {}
+        self._looking = asyncio.Semaphore(AT_ONCE)
 
     async def peer(self, credentials: Credentials) -> Peer:
         known = self._known.get(credentials)
@@ -81,7 +83,7 @@ class Peers:
             return known[1]
         asked = self._asked.get(credentials)
         if asked is None:  # once for all of its connections
-            asked = asyncio.ensure_future(run_in_threadpool(self._look_up, credentials))
+            asked = asyncio.ensure_future(self._ask(credentials))
             self._asked[credentials] = asked
             asked.add_done_callback(lambda _: self._asked.pop(credentials, None))
         if known is not None:
@@ -93,6 +95,10 @@ class Peers:
             self._known.clear()
         self._known[credentials] = (time.monotonic() + REMEMBERED_S, peer)
         return peer
+
+    async def _ask(self, credentials: Credentials) -> Peer:
+        async with self._looking:
+            return await run_in_threadpool(self._look_up, credentials)
 
     def _look_up(self, credentials: Credentials) -> Peer:
         uid, gid = credentials.uid, credentials.gid

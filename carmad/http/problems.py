@@ -124,7 +124,7 @@ async def answer_problem(request: Request, error: Exception) -> Response:
             return refusal(422, explain_invalid(error.errors()), "", "bad_request")
         case HTTPException():
             code = "not_found" if error.status_code == 404 else "bad_request"
-            message = f"{error.detail}: {request.method} {request.url.path:.200}"
+            message = f"{error.detail}: {request.method} {request.scope['path']:.200}"
             return refusal(error.status_code, message, "", code, error.headers)
     hint = "This is a bug in CARMA; see the daemon's log."
     return refusal(500, f"carmad failed: {type(error).__name__}", hint, "internal")

@@ -42,7 +42,7 @@ class PeerProtocol(HttpToolsProtocol):
     credentials: Credentials | None = None
     _is_counted = False
     _due: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _beside_body = 0  # bytes of this request: the head, and what is between parts of the body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -64,15 +64,20 @@ class PeerProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._head_bytes = self._head_bytes + len(data) if self._is_idle() else 0
-        if self._head_bytes > MAX_HEAD:
+        self._beside_body += len(data)
+        if self._beside_body > MAX_HEAD:  # trailers, too: uvicorn would collect them without end
             self.transport.close()
 
     def on_message_begin(self) -> None:
         if not self._is_idle():
             raise ValueError("a request before the previous answer")  # uvicorn answers 400
+        self._beside_body = 0
         super().on_message_begin()
         self.scope["state"]["credentials"] = self.credentials
+
+    def on_body(self, body: bytes) -> None:
+        self._beside_body -= len(body)
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._drop_after(None)

@@ -149,6 +149,25 @@ def test_a_head_that_trickles_in_does_not_live_on(
         until(cut_off, "it to be cut off")
 
 
+@pytest.mark.parametrize("endless", [b"a: b\r\n" * 10_000, b"a: " + b"b" * 60_000])
+def test_what_goes_on_around_a_body_has_an_end(tmp_path: Path, endless: bytes) -> None:
+    """Trailers took 10 MB of memory for each MB, from any user."""
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: c\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    with api_server.running(tmp_path) as served, socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(served.path)
+        connection.settimeout(PATIENCE_S)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            connection.sendall(head + endless * 100)
+
+
+def test_a_body_in_small_parts_is_taken(tmp_path: Path) -> None:
+    head = b"POST /v1/jobs HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with api_server.running(tmp_path) as served:
+        parts = b"400\r\n%b\r\n" % (b" " * 1024) * 2000
+        status, _ = raw(served.path, head + parts + b"2\r\n{}\r\n0\r\n\r\n")
+    assert status == 422
+
+
 @needs_root
 def test_a_user_s_many_connections_keep_nobody_else_out(carmad: Carmad) -> None:
     """Those that may be are streams that nobody reads; the others are refused in words."""

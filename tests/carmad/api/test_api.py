@@ -1034,6 +1034,7 @@ def test_that_is_no_label(daemon: Daemon, label: str) -> None:
 
 def test_wrong_paths_and_methods(daemon: Daemon) -> None:
     assert error(daemon.call("GET", "/nowhere")) == (404, "not_found")
+    assert daemon.call("GET", "/nowhere")[1]["error"] == "Not Found: GET /nowhere"
     assert error(daemon.call("DELETE", "/v1/jobs")) == (405, "bad_request")
     assert error(daemon.call("GET", "/v1/cancel")) == (405, "bad_request")
 

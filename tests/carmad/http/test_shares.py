@@ -21,6 +21,7 @@ from carmad.http.bounds import Bounded
 from carmad.http.connections import FEW, PART_OF_FEW, PER_USER, Connections, Credentials, Peers
 from carmad.http.problems import TooMany, refusal_of
 from carmad.http.shares import Share, Shares
+from carmad.threads import run_in_threadpool
 from tests.aio import run_async
 from tests.waiting import PATIENCE_S
 
@@ -264,6 +265,30 @@ def test_whoever_was_known_is_served_while_the_user_database_hangs(
         answers.set()
         while not (await known.peer(Credentials(1, 1))).admin:
             await asyncio.sleep(0.01)
+
+    run_async(main())
+
+
+def test_a_user_database_that_hangs_leaves_threads_for_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user in a namespace of their own has 65,536 groups: each would be looked up."""
+    answers = threading.Event()
+
+    def group_names(user: str, gid: int) -> Iterator[str]:
+        assert answers.wait(PATIENCE_S)
+        yield "carma"
+
+    monkeypatch.setattr(connections, "_group_names", group_names)
+
+    async def main() -> None:
+        peers = Peers("carma")
+        asked = [asyncio.ensure_future(peers.peer(Credentials(1, gid))) for gid in range(100)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await run_in_threadpool(lambda: 42) == 42
+        answers.set()
+        assert {peer.gid for peer in await asyncio.gather(*asked)} == set(range(100))
 
     run_async(main())
 
