@@ -19,6 +19,8 @@ import socket
 import sys
 import threading
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from statistics import median
 from typing import Any
 
@@ -227,21 +229,14 @@ def _length(spans: list[tuple[float, float]]) -> float:
 
 def tell(seconds: float, stages: dict[str, Any]) -> None:
     """As `carma report --step`. Raises OSError, and ValueError with carmad's message."""
-    body = json.dumps({"seconds": seconds, "stages": stages}).encode()
-    request = (
-        f"POST /v1/jobs/{os.environ['CARMA_JOB_ID']}/step HTTP/1.0\r\nHost: carma\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_WITHIN_S)
-        connection.connect(os.environ["CARMA_SOCKET"])
-        connection.sendall(request.encode() + body)
-        chunks = []
-        while True:
-            chunk = connection.recv(65536)
-            if not chunk:
-                break
-            chunks.append(chunk)
-    head, _, answer = b"".join(chunks).partition(b"\r\n\r\n")
-    if head.split(None, 2)[1:2] != [b"200"]:
-        raise ValueError(json.loads(answer or b"{}").get("error", "carmad gave no answer"))
+    body = json.dumps({"seconds": seconds, "stages": stages})
+    with closing(HTTPConnection("carma")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(ANSWER_WITHIN_S)
+        connection.sock.connect(os.environ["CARMA_SOCKET"])
+        path = f"/v1/jobs/{os.environ['CARMA_JOB_ID']}/step"
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        said = answer.read()
+    if answer.status != 200:
+        raise ValueError(json.loads(said or b"{}").get("error", "carmad gave no answer"))

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from carma_testing import a_job, a_spec
 from carmad.config import Settings
-from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.recurrence import group, template
-from carmad.core.messages import Submitted
 from carmad.core.placing.view import demand
-from carmad.store import journal
-from tests.carmad.core.test_past import PLENTY, Recorded
 
 MIB = 1 << 20
 
@@ -50,12 +45,3 @@ def test_what_estimators_said_of_ended_jobs_is_not_kept_for_long(grown) -> None:
         estimate = Estimate(1000 + n, "auto", notes=(f"{n} {'because ' * 500}",))
         demand(a_job(estimate=estimate), Settings())
     assert grown() < 7 * MIB
-
-
-def test_a_journal_counts_submissions_and_does_not_keep_them(tmp_path: Path, grown) -> None:
-    kept = journal.Journal(tmp_path, Recorded(tmp_path).scheduler, PLENTY)
-    spec = a_spec()
-    for n in range(20):
-        kept.hear([Submitted(3e6 + n * 60, JobId(n * 1000), (spec,) * 1000)])
-    assert len(kept._submissions) == 2
-    assert sum(kept._submissions.values()) == 20_000

@@ -68,7 +68,7 @@ class Server(FakeServer):
 
 
 def rendered(server: Server) -> Jobs:
-    return Jobs(server.scene, lambda job: ("out", "err"), (0, "root"), see_all=True)
+    return Jobs(server.scene, lambda job, ahead: ("out", "err"), (0, "root"), see_all=True)
 
 
 def test_a_submission_is_answered_before_anything_is_planned() -> None:
