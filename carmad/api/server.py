@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any, Literal, NotRequired
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 from typing_extensions import TypedDict
 
@@ -360,10 +361,8 @@ async def metrics(call: Caller) -> Response:
 
 
 def _metrics(service: Service, scene: Scene) -> Response:
-    from carmad.metrics import exposition  # now: few daemons are asked, and it takes memory
-
-    text = exposition.text(_figures(service, scene), service.counts)
-    return Response(text, media_type=exposition.CONTENT_TYPE)
+    text = figures.page(_figures(service, scene), service.counts)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _figures(service: Service, scene: Scene) -> Iterator[figures.Figure]:

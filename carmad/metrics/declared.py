@@ -3,36 +3,47 @@ the tests of rules and dashboard read this table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+KINDS: dict[str, Any] = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+MOST_LABEL = 128  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """Units are base units, and end the name, as Prometheus' conventions want it."""
 
+    kind: str
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()  # upper bounds, of a histogram
 
+    def series(self, registry: CollectorRegistry) -> Any:
+        bounds = {"buckets": self.buckets} if self.buckets else {}
+        return KINDS[self.kind](self.name, self.help, self.labels, registry=registry, **bounds)
 
-GPU = ("gpu", "uuid")
+
+def clean(labels: Iterable[str]) -> list[str]:
+    """Names of users and estimators may have any characters, also bytes that are not UTF-8."""
+    return [each[:MOST_LABEL].encode(errors="replace").decode() for each in labels]
 
 
 def _gauge(name: str, help: str, *labels: str) -> Metric:
-    return Metric(f"carma_{name}", "gauge", help, labels)
+    return Metric("gauge", f"carma_{name}", help, labels)
 
 
 def _counter(name: str, help: str, *labels: str) -> Metric:
-    return Metric(f"carma_{name}_total", "counter", help, labels)
+    return Metric("counter", f"carma_{name}_total", help, labels)
 
 
 def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Metric:
-    return Metric(f"carma_{name}", "histogram", help, labels, buckets)
+    return Metric("histogram", f"carma_{name}", help, labels, buckets)
 
 
+GPU = ("gpu", "uuid")
 _BRIEF_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0)
 _RATIO = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)

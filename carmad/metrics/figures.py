@@ -4,14 +4,18 @@ what is counted, as steps are committed, since it started."""
 from __future__ import annotations
 
 import os
-import threading
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from prometheus_client import (
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from carmad import beats
 from carmad.core.gpus.gpu import Gpu, GpuSample
@@ -26,7 +30,7 @@ from carmad.core.messages import Event, Step
 from carmad.core.scene import Scene
 from carmad.edge import Follower
 from carmad.metrics import declared
-from carmad.metrics.declared import Metric
+from carmad.metrics.declared import Metric, clean
 from carmad.notify.letters import find_stuck
 
 Figure = tuple[Metric, tuple[str, ...], float]
@@ -76,8 +80,8 @@ def _gpu(view: GpuView) -> Iterator[Figure]:
     yield declared.GPU_PROMISED, its, max(0, promised) * MIB
     if sample is None or view.stale or sample.fault:
         return
-    for each in sample.conditions:
-        yield declared.GPU_CONDITION, (*its, each.kind), 1
+    for kind in {each.kind for each in sample.conditions}:
+        yield declared.GPU_CONDITION, (*its, kind), 1
     yield declared.GPU_EXTERNAL, its, view.external_mib * MIB
     for metric, value in _read(sample):
         if value is not None:
@@ -156,7 +160,20 @@ def of_disk(database: Path) -> Iterator[Figure]:
         yield declared.DISK_FREE, (), disk.f_bavail * disk.f_frsize
 
 
-Labels = tuple[str, ...]
+def page(figures: Iterable[Figure], counts: Counts) -> bytes:
+    """`figures` and `counts`, and those of this process, in Prometheus' text format."""
+    read = CollectorRegistry()
+    series: dict[Metric, Any] = {}
+    for metric, labels, value in figures:
+        if metric not in series:
+            series[metric] = metric.series(read)
+        its = series[metric].labels(*clean(labels)) if labels else series[metric]
+        its.inc(value)  # from 0, and a counter has nothing else
+    read.register(PROCESS_COLLECTOR)
+    return generate_latest(read) + generate_latest(counts.registry)
+
+
+disable_created_metrics()  # a gauge for each counter: when it began
 
 CAUSES = tuple(cause for cause in Cause if cause is not Cause.DEPENDENCY)  # ends of attempts
 RETRIED, GIVEN_UP = "retried", "given_up"
@@ -164,120 +181,81 @@ MOST_ESTIMATORS = 16  # with labels of their own: a plugin's author may name its
 OTHER = "other"
 
 
-class Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.sum = 0.0
-        self._counts = [0] * (len(bounds) + 1)
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def cumulative(self) -> list[int]:
-        """How many were at most each bound, and how many there were at all."""
-        return list(accumulate(self._counts))
-
-
 class Counts(Follower):
-    """Counts what happens to jobs (`note`), and what it follows of the core's steps."""
+    """Counts what happens to jobs, and what it follows of the core's steps."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counters: dict[Metric, dict[Labels, float]] = {
-            declared.STEPS_FAILED: {(): 0},
-            declared.SUBMITTED: {(): 0},
-            declared.RECOVERED: {(): 0},
-            declared.SUSPENSIONS: {(): 0},
-            declared.ENDED: {(state.value,): 0 for state in JobState if state in ENDED},
-            declared.ATTEMPTS: {(cause.value,): 0 for cause in CAUSES},
-            declared.OOMS: {(RETRIED,): 0, (GIVEN_UP,): 0},
-        }
-        self._step_s = Histogram(declared.STEP_S.buckets)
-        self._commit_s = Histogram(declared.COMMIT_S.buckets)
-        self._wait_s = Histogram(declared.WAIT_S.buckets)
-        self._ratios: defaultdict[str, Histogram] = defaultdict(
-            lambda: Histogram(declared.ESTIMATE.buckets)
-        )
+        self.registry = of = CollectorRegistry()
+        self._step_s = declared.STEP_S.series(of)
+        self._commit_s = declared.COMMIT_S.series(of)
+        self._failed = declared.STEPS_FAILED.series(of)
+        self._submitted = declared.SUBMITTED.series(of)
+        self._ended = declared.ENDED.series(of)
+        self._attempts = declared.ATTEMPTS.series(of)
+        self._ooms = declared.OOMS.series(of)
+        self._recovered = declared.RECOVERED.series(of)
+        self._suspensions = declared.SUSPENSIONS.series(of)
+        self._wait_s = declared.WAIT_S.series(of)
+        self._ratio = declared.ESTIMATE.series(of)
+        for series, labels in (
+            (self._ended, ENDED),
+            (self._attempts, CAUSES),
+            (self._ooms, (RETRIED, GIVEN_UP)),
+        ):
+            for each in labels:
+                series.labels(each)  # it begins with 0
+        self._estimators: set[str] = set()
         self._under_way = False  # a step that is not committed yet
-
-    # -- in the core's thread
 
     def hear(self, events: Sequence[Event]) -> None:
         self._under_way = True
 
     def on_timing(self, step: Step, core_s: float, commit_s: float) -> None:
         self._under_way = False
-        with self._lock:
-            self._step_s.observe(core_s)
-            if step.to_write:
-                self._commit_s.observe(commit_s)
+        self._step_s.observe(core_s)
+        if step.to_write:
+            self._commit_s.observe(commit_s)
 
     def on_reset(self, jobs: Iterable[Job]) -> None:
         if self._under_way:
             self._under_way = False
-            with self._lock:
-                self._count(declared.STEPS_FAILED)
+            self._failed.inc()
 
     def on_happenings(self, happened: Sequence[Happening], gpus: Mapping[GpuId, Gpu]) -> None:
-        with self._lock:
-            for each in happened:
-                if each.job is not None:
-                    self._note(each.kind, each.job, each)
+        for each in happened:
+            if each.job is not None:
+                self._note(each.kind, each.job, each)
 
     def _note(self, kind: Kind, job: Job, happening: Happening) -> None:
         match kind:
             case Kind.SUBMITTED:
-                self._count(declared.SUBMITTED, by=happening.count)
+                self._submitted.inc(happening.count)
             case Kind.STARTED if job.attempt == 1 and job.started_at is not None:
                 self._wait_s.observe(max(0.0, job.started_at - job.submitted_at))
             case Kind.RETRIED | Kind.REQUEUED if happening.cause:  # none: its owner requeued it
-                self._attempt(happening.cause, RETRIED)
+                self._count_attempt(happening.cause, RETRIED)
             case Kind.SUSPENDED:
-                self._count(declared.SUSPENSIONS)
+                self._suspensions.inc()
             case Kind.ENDED:
-                self._count(declared.ENDED, job.state.value, by=happening.count)
+                self._ended.labels(job.state).inc(happening.count)
                 if job.status.attempt and job.exit:
-                    self._attempt(job.exit.cause, GIVEN_UP)
+                    self._count_attempt(job.exit.cause, GIVEN_UP)
                 if job.state is JobState.SUCCEEDED:
                     self._count_success(job)
 
-    def _attempt(self, cause: Cause, then: str) -> None:
-        self._count(declared.ATTEMPTS, cause.value)
+    def _count_attempt(self, cause: Cause, then: str) -> None:
+        self._attempts.labels(cause).inc()
         if cause is Cause.GPU_OOM:
-            self._count(declared.OOMS, then)
+            self._ooms.labels(then).inc()
 
     def _count_success(self, job: Job) -> None:
         if any(failure.cause is Cause.GPU_OOM for failure in job.failures):
-            self._count(declared.RECOVERED)
+            self._recovered.inc()
         if job.need is None or not job.usage.peak_mib:
             return
         for estimate in {each.source: each for each in (*job.need.others, job.need)}.values():
-            source = estimate.source
-            if source not in self._ratios and len(self._ratios) >= MOST_ESTIMATORS:
+            (source,) = clean([estimate.source])
+            if len(self._estimators) >= MOST_ESTIMATORS and source not in self._estimators:
                 source = OTHER
-            self._ratios[source].observe(estimate.mib / job.usage.peak_mib)
-
-    def _count(self, metric: Metric, *labels: str, by: int = 1) -> None:
-        self._counters[metric][labels] += by
-
-    # -- in any thread
-
-    def counters(self) -> list[tuple[Metric, Labels, float]]:
-        with self._lock:
-            return [
-                (metric, labels, value)
-                for metric, by_labels in self._counters.items()
-                for labels, value in by_labels.items()
-            ]
-
-    def histograms(self) -> list[tuple[Metric, Labels, list[int], float]]:
-        """With the cumulative numbers by bucket, and the sum."""
-        with self._lock:
-            found = [
-                (declared.STEP_S, (), self._step_s),
-                (declared.COMMIT_S, (), self._commit_s),
-                (declared.WAIT_S, (), self._wait_s),
-                *((declared.ESTIMATE, (name,), its) for name, its in self._ratios.items()),
-            ]
-            return [(metric, labels, its.cumulative(), its.sum) for metric, labels, its in found]
+            self._estimators.add(source)
+            self._ratio.labels(source).observe(estimate.mib / job.usage.peak_mib)

@@ -14,7 +14,6 @@ from io import FileIO
 from itertools import count
 from pathlib import Path
 from threading import Event
-from time import monotonic
 
 from carmad import beats, configfile, units
 from carmad.edge import Host
@@ -23,9 +22,7 @@ from carmad.metrics import LISTENING
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 1.0  # before it is started again, and twice as long each time after that
-LONGEST_PAUSE_S = 60.0
-STEADY_S = 60.0  # one that has lived so long is started again at once
+PAUSE_S = 5.0  # before it is started again
 END_WITHIN_S = 5.0
 LATE_S = 2 * units.WITHIN_S
 MOST_LINE = 500  # characters
@@ -70,7 +67,8 @@ class Keeper:
         self._count = count(1)
         self._said: set[str] = set()  # what goes wrong again and again is logged once
         self._stopped = Event()
-        self._life: FileIO | None = None  # once it is closed, the process ends
+        stdin, life = os.pipe()  # the process ends once nobody can write to it
+        self._stdin, self._life = FileIO(stdin), FileIO(life, "wb")
         self._thread = beats.thread("metrics", LATE_S, self._keep)
 
     def start(self) -> None:
@@ -78,13 +76,11 @@ class Keeper:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._hang_up()
+        self._life.close()
         self._thread.join(END_WITHIN_S)
 
     def _keep(self) -> None:
-        pause_s = FIRST_PAUSE_S
         while not self._stopped.is_set():
-            began = monotonic()
             beats.at("the process that answers Prometheus")
             try:
                 self._watch()
@@ -93,37 +89,27 @@ class Keeper:
             except Exception:
                 log.exception("the metrics are not served")
             beats.idle()
-            if monotonic() - began >= STEADY_S:
-                pause_s = FIRST_PAUSE_S
-            self._stopped.wait(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            self._stopped.wait(PAUSE_S)
 
     def _watch(self) -> None:
         """Start it, log what it says, and return once it has ended."""
-        stdin, life = os.pipe()
         said, stderr = os.pipe()
-        self._life = FileIO(life, "wb")
         with os.fdopen(said, errors="replace") as lines:
-            unit = f"carma-metrics-{os.getpid()}-{next(self._count)}"
             try:
                 process = units.run(
-                    unit,
+                    f"carma-metrics-{os.getpid()}-{next(self._count)}",
                     "CARMA answers Prometheus",
                     BOUNDS | _installation(),
                     self._argv,
                     in_unit=self._in_unit,
-                    stdin=stdin,
+                    stdin=self._stdin.fileno(),
                     stderr=stderr,
                 )
             finally:
-                os.close(stdin)
                 os.close(stderr)
-            if self._stopped.is_set():
-                self._hang_up()
             beats.idle()  # it says nothing for as long as all is well
             for line in lines:
                 self._log(line.rstrip()[:MOST_LINE])
-        self._hang_up()
         if process:
             process.wait()
         if not self._stopped.is_set():
@@ -136,7 +122,3 @@ class Keeper:
         elif line not in self._said:
             self._said.add(line)
             log.warning("metrics: %s", line)
-
-    def _hang_up(self) -> None:
-        if self._life is not None:
-            self._life.close()
