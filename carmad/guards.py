@@ -162,9 +162,10 @@ def _answer(answer: Future[Any], find: Callable[[], object]) -> None:
     """Call foreign code for it."""
     try:
         answer.set_result(find())
+    except Exception as error:  # noqa: BLE001 - raised where it is waited for
+        answer.set_exception(error)
     except BaseException as error:  # noqa: BLE001 - it may call sys.exit
-        gave_up = RuntimeError(f"it gave up: {error!r:.200}")
-        answer.set_exception(error if isinstance(error, Exception) else gave_up)
+        answer.set_exception(RuntimeError(f"it gave up: {error!r:.200}"))
 
 
 def _each(is_valid: Callable[[Any], bool]) -> Callable[[Sequence[object]], None]:

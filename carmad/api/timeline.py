@@ -23,7 +23,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
-from carmad.http.problems import NotFound
+from carmad.http.problems import NotFound, Unavailable
 from carmad.store.values import Named
 from carmad.timeline.marks import Mark
 from carmad.timeline.recorder import ALL, HOUR_S, KEPT_S, MINUTE_S, OTHERS, Bin, Timeline, Track
@@ -276,7 +276,10 @@ class Span:
         return list(range(self.start, self.end, self.step_s))
 
     def read(self, timeline: Timeline, now: float) -> list[Track]:
-        return timeline.tracks(self.start, self.step_s, self.count, now)
+        try:
+            return timeline.tracks(self.start, self.step_s, self.count, now)
+        except CarmaError as error:
+            raise Unavailable(error.message, error.hint) from error
 
 
 def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:

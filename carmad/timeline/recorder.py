@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -283,11 +283,15 @@ class Timeline(Follower):
                 with self._database:
                     yield self._database
             except (sqlite3.Error, OSError) as error:
-                self._database = None
                 if type(error) is sqlite3.DatabaseError:  # not that the disk is full
-                    for end in ("", "-wal", "-shm"):
-                        Path(f"{self._file}{end}").unlink(missing_ok=True)
-                raise CarmaError(f"{self._file} cannot be used: {error}") from error
+                    self._database = None
+                    with suppress(OSError):
+                        for end in ("", "-wal", "-shm"):
+                            Path(f"{self._file}{end}").unlink(missing_ok=True)
+                raise CarmaError(
+                    f"{self._file} cannot be used: {error}",
+                    "Try again. If that does not help, see `df`, `dmesg` and the log of carmad.",
+                ) from error
 
 
 def _open(file: Path) -> sqlite3.Connection:

@@ -362,6 +362,27 @@ def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
     assert asked(guarded) == "answered"
 
 
+def test_an_error_that_cannot_be_shown_does_not_end_the_plugins_thread() -> None:
+    class Mute(Exception):
+        def __repr__(self) -> str:
+            raise ValueError("no words")
+
+    class Moody:
+        name = "moody"
+        error: Exception | None = Mute()
+
+        def decide(self, job: object, exit: Exit) -> None:
+            if self.error:
+                raise self.error
+
+    plugin = Moody()
+    recovery = GuardedRecovery(plugin)
+    with pytest.raises(Exception):  # noqa: B017 - whichever
+        recovery.decide(a_job(), Exit(Cause.FAILURE, 1))
+    plugin.error = None
+    assert recovery.decide(a_job(), Exit(Cause.FAILURE, 1)) is None
+
+
 def test_a_policy_that_hangs_at_one_question_is_asked_no_other(hanging) -> None:
     fake = Fake()
     fake.act = hanging

@@ -21,7 +21,9 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Event, Sampled, Step
 from carmad.core.placing.decision import Decision, Placement, Reason, Verdict
 from carmad.errors import CarmaError
+from carmad.http.problems import Unavailable
 from carmad.store.values import Named
+from carmad.timeline import recorder
 from carmad.timeline.marks import Kind, Mark
 from carmad.timeline.recorder import HOUR_S, KEPT_S, MOST_JOBS, MOST_MARKS, Timeline
 
@@ -245,6 +247,30 @@ def test_what_a_full_disk_refuses_is_a_gap(
     recorded.read(1200)
     out = recorded.out(0, 1260)
     assert out["used_mib"][0] == out["used_mib"][20] == 5000 and None in out["used_mib"]
+
+
+def test_what_is_recorded_can_be_read_while_the_disk_is_full(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open the file anew takes space."""
+    recorded.read(0)
+    recorded.timeline.save(NOON + 180)
+    disk = recorded.timeline._database
+    assert disk is not None
+    (pages,) = disk.execute("PRAGMA page_count").fetchone()
+    disk.execute(f"PRAGMA max_page_count = {pages}")
+    recorded.timeline._mark([(GPU.id, Mark(NOON + 180, Kind.DRAINED, None, "x" * 200))] * 100)
+    recorded.timeline.save(NOON + 240)
+
+    def full(file: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(recorder, "_open", full)
+    assert recorded.out(0, 60)["used_mib"] == [5000]
+    recorded.timeline._database = None
+    with pytest.raises(Unavailable, match="database or disk is full") as caught:
+        Span(NOON, 60, 1).read(recorded.timeline, NOON + 240)
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("wrong", ["garbage", "version"])
