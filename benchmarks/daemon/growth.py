@@ -154,7 +154,7 @@ class Pretended(Follower):
             models=Models(folder / "models", self.store, 0.0, lambda models: None),
             timeline=self.timeline,
         )
-        self.service.events.listeners.append(self.timeline.on_happenings)
+        self.service.events.listeners.append(self.timeline)
         self.journal = Journal(folder / "journal", core, 64 << 20)
         engine = Engine(
             self.inbox,

@@ -173,7 +173,8 @@ def page(figures: Iterable[Figure], counts: Counts) -> bytes:
     return generate_latest(read) + generate_latest(counts.registry)
 
 
-disable_created_metrics()  # a gauge for each counter: when it began
+# Of each counter, a gauge that says when it began.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CAUSES = tuple(cause for cause in Cause if cause is not Cause.DEPENDENCY)  # ends of attempts
 RETRIED, GIVEN_UP = "retried", "given_up"
