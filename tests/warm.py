@@ -74,9 +74,8 @@ def crash(commits: int) -> None:
 
     def counted(store: Any, step: Step) -> None:
         nonlocal left
-        before = store._step
         commit(store, step)
-        left -= store._step - before
+        left -= step.to_write
         if left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
