@@ -12,12 +12,12 @@ from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import with_config
+from pydantic import BeforeValidator, WithJsonSchema, with_config
 from starlette.responses import Response
 
 from carmad.api.job import Jobs
 from carmad.api.service import Service
-from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label, parse_selection
+from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label, parse_selection, parse_time
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.jobs.attempt import JobId
@@ -45,7 +45,14 @@ Select = Annotated[
 Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
 Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
 Word = Annotated[str | None, Query(max_length=256)]
-Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
+Moment = (
+    Annotated[
+        float,
+        BeforeValidator(parse_time),
+        WithJsonSchema({"type": "string", "format": "date-time"}),
+    ]
+    | None
+)
 
 
 class Resource(APIRouter):

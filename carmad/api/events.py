@@ -17,6 +17,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
+from carmad.api.reasons import GpuRefOut, gpu_ref
 from carmad.api.rows import row_label
 from carmad.api.wire import as_json, pick, stamp, state_code
 from carmad.core.gpus.gpu import Gpu, GpuSample
@@ -46,11 +47,6 @@ class EventJobOut(TypedDict):
     gpus: list[str]
 
 
-class EventGpuOut(TypedDict):
-    id: str
-    index: int | None
-
-
 class EventOut(TypedDict):
     """Something that happened. `event` is one of `carmad.core.happenings.Kind`; or `watching`, the
     first of every answer; `missed`: some that happened before are not known any more; `over`, the
@@ -61,7 +57,7 @@ class EventOut(TypedDict):
     event: str
     text: str  # for people
     job: NotRequired[EventJobOut]
-    gpu: NotRequired[EventGpuOut]
+    gpu: NotRequired[GpuRefOut]
     count: NotRequired[int]  # of jobs, if they are several: the tasks of an array
     cause: NotRequired[str]
 
@@ -73,7 +69,7 @@ def event_out(
     out: EventOut = {"id": id, "at": stamp(happening.at), "event": happening.kind.value, "text": ""}
     job, gpu = happening.job, happening.gpu
     if gpu is not None:
-        out["gpu"] = {"id": gpu, "index": gpus[gpu].index if gpu in gpus else None}
+        out["gpu"] = gpu_ref(gpu, gpus)
     if job is not None:
         told = {"label": row_label([job]), "name": job.spec.name if sees else "-"}
         out["job"] = pick(EventJobOut, job, user=job.spec.user, code=state_code(job), **told)

@@ -159,9 +159,7 @@ async def _drain(call: Call, ref: str, reason: str | None, move: bool = False) -
     await call.request(*(DrainRequested(now, gpu.id, reason, by, move) for gpu in chosen))
     out: GpuResultsOut = {
         "schema": SCHEMA,
-        "gpus": [
-            {"id": gpu.id, "index": gpu.index, "drained": reason is not None} for gpu in chosen
-        ],
+        "gpus": [pick(GpuResultOut, gpu, drained=reason is not None) for gpu in chosen],
     }
     return answer(out)
 

@@ -35,7 +35,7 @@ from carmad.api.rows import Pieces, Row, fold_past, row_out
 from carmad.api.rows import count as count_jobs
 from carmad.api.rows import fold as fold_rows
 from carmad.api.why import WhyOut, why_out
-from carmad.api.wire import SCHEMA, as_json, parse_selection, parse_states, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, as_json, parse_selection, parse_states, pick, stamp
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.gpus.slowdown import why_no_ratio
 from carmad.core.jobs import control
@@ -105,18 +105,17 @@ async def jobs(
     `fold`: one row for all tasks of an array that wait for the same reason. `slurm_job`: only those
     of the caller's that run in this Slurm job; administrators see everybody's."""
     wanted = parse_states(states)
-    since_at = parse_time(since)
     of_slurm = Allocation(SLURM, slurm_job) if slurm_job else None
     service = call.service
     scene = await service.scene()
     found: Iterable[Job]
-    past = since_at is not None or bool(wanted and wanted & ENDED)
+    past = since is not None or bool(wanted and wanted & ENDED)
     if select is not None:
         async with service.listings:
             found = await call.select(parse_selection(select), scene)
     elif past:
         async with service.listings:
-            search = past_search(call, user, wanted or ENDED, since_at)
+            search = past_search(call, user, wanted or ENDED, since)
             old, _ = await past_jobs(call, search, limit)
         # One that has ended since the scene was taken is in both.
         found = {job.id: job for job in (*scene.live.rows.values(), *old)}.values()
@@ -182,8 +181,7 @@ async def history(
     alike: with the first start, the last end, the longest times and the largest memory of one, and
     the energy of all."""
     before_id = None if before is None else JobId(before)
-    span = parse_time(since), parse_time(until)
-    search = past_search(call, user, parse_states(states) or ENDED, *span, text, before_id)
+    search = past_search(call, user, parse_states(states) or ENDED, since, until, text, before_id)
     scene = await call.service.scene()
     async with call.service.listings:
         if fold:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, resource
 from carmad.api.jobs import past_jobs, past_search
-from carmad.api.wire import SCHEMA, iso, parse_time, pick
+from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.states import ENDED
 from carmad.http.problems import Conflict, NotFound
@@ -124,9 +124,8 @@ async def past(
 ) -> Response:
     """Jobs that have ended, latest first, as the table that models are trained on: the caller's
     own, or for administrators everyone's. `before`: only those with a smaller id."""
-    span = parse_time(since), parse_time(until)
     before_id = None if before is None else JobId(before)
-    search = past_search(call, user, ENDED, *span, before=before_id)
+    search = past_search(call, user, ENDED, since, until, before=before_id)
     async with call.service.listings:
         found, _ = await past_jobs(call, search, limit)
 

@@ -62,11 +62,12 @@ def reason_out(reason: Reason, scene: Scene) -> ReasonOut:
 
 def verdicts_out(placement: Placement, scene: Scene) -> list[VerdictOut]:
     return [
-        {
-            "gpu": gpu_ref(verdict.gpu, scene.gpus),
-            "refused": [reason_out(reason, scene) for reason in verdict.refused],
-            "rank": verdict.rank,
-        }
+        pick(
+            VerdictOut,
+            verdict,
+            gpu=gpu_ref(verdict.gpu, scene.gpus),
+            refused=[reason_out(reason, scene) for reason in verdict.refused],
+        )
         for verdict in placement.verdicts
     ]
 

@@ -18,7 +18,7 @@ from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.fairness import booking_hours
 from carmad.api.gpus import is_named
 from carmad.api.requests import Body, Time, User
-from carmad.api.wire import SCHEMA, stamp
+from carmad.api.wire import SCHEMA, pick, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.gpuview import GpuView
 from carmad.core.gpus.sharing import label
@@ -133,11 +133,8 @@ async def _reservations_answer(call: Call, only: int | None = None) -> Response:
 
 def _booking_out(subject: Subject, scene: Scene) -> BookingOut:
     limit, booked = scene.quotas.of(subject), booking_hours(subject, scene)
-    return {
-        "subject": limit.subject,
-        "gpu_hours": limit.booking or 0.0,
-        "gpu_hours_booked": round(booked, 4),
-    }
+    hours = limit.booking or 0.0
+    return pick(BookingOut, limit, gpu_hours=hours, gpu_hours_booked=round(booked, 4))
 
 
 def _owners(names: Iterable[str]) -> tuple[Owner, ...]:

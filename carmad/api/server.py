@@ -22,7 +22,7 @@ from carmad.api.report import JOULES_PER_KWH, ReportOut
 from carmad.api.requests import Body, Name
 from carmad.api.rows import Row, row_out, visible_rows, waiting
 from carmad.api.service import Service
-from carmad.api.wire import SCHEMA, Digits, iso, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, Digits, iso, pick, stamp
 from carmad.configfile import as_tree
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
@@ -257,17 +257,16 @@ async def stats(
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see others' statistics", "Leave the user out.")
-    since_at, until_at = parse_time(since), parse_time(until)
-    store, begin, whose = call.service.store, since_at or 0.0, user if peer.admin else peer.owner
-    found = await run_in_threadpool(store.totals, begin, whose, until_at)
+    store, begin, whose = call.service.store, since or 0.0, user if peer.admin else peer.owner
+    found = await run_in_threadpool(store.totals, begin, whose, until)
     name = user if peer.admin else peer.user
     external, latest = await run_in_threadpool(store.externals, begin, name)
     scene = await call.service.scene()
     users, months = (found.users, ()) if by == "user" else ((), found.months)
     out: StatsOut = {
         "schema": SCHEMA,
-        "since": iso(since_at),
-        "until": iso(until_at),
+        "since": iso(since),
+        "until": iso(until),
         "users": [pick(UserTotalsOut, totals, user=name) for name, totals in users],
         "months": [pick(MonthTotalsOut, totals, month=name) for name, totals in months],
         "total": pick(UserTotalsOut, found.overall, user=""),
@@ -289,8 +288,8 @@ async def report(call: Caller, since: Moment = None, until: Moment = None) -> Re
     other than administrators see only themselves by name, and only their own jobs."""
     service, peer = call.service, call.peer
     scene = await service.scene()
-    until_at = parse_time(until) or scene.now
-    since_at = parse_time(since) or until_at - 7 * DAY_S
+    until_at = until or scene.now
+    since_at = since or until_at - 7 * DAY_S
     user = None if peer.admin else peer.owner
     async with service.slow:
         out = await run_in_threadpool(

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from carmad.api.call import Call, Caller, Moment, Select, Word, resource
 from carmad.api.events import Entry, EventOut, Events, sse
-from carmad.api.wire import parse_selection, parse_time, stamp
+from carmad.api.wire import parse_selection, stamp
 from carmad.core.happenings import Happening, Kind
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.tasks import JobsById
@@ -52,8 +52,8 @@ async def events(
     if last_event_id:
         found = known.after(last_event_id)
         place, lost = (known.since(0.0), True) if found is None else (found, False)
-    elif (since_at := parse_time(since)) is not None:
-        place = known.since(since_at)
+    elif since is not None:
+        place = known.since(since)
     wanted = None
     if select is not None:
         scene = await call.service.scene()

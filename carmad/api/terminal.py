@@ -15,7 +15,7 @@ from carmad.api.job import JobOut
 from carmad.api.refusals import may_submit
 from carmad.api.requests import Body, Name, option_fields
 from carmad.api.service import Terminals
-from carmad.api.wire import SCHEMA
+from carmad.api.wire import SCHEMA, pick
 from carmad.attempt.callers import Process, Taken, own_process, title_of
 from carmad.attempt.proc import with_descendants
 from carmad.core.gpus.gpu import ProcessUse
@@ -115,13 +115,7 @@ async def _until(followed: Callable[[], bool], within_s: float) -> None:
 
 
 def _process_out(taken: Taken) -> Response:
-    out: TakenOut = {
-        "schema": SCHEMA,
-        "argv": list(taken.argv),
-        "cwd": taken.job.spec.cwd,
-        "env": dict(taken.env),
-    }
-    return answer(out)
+    return answer(pick(TakenOut, taken, schema=SCHEMA, cwd=taken.job.spec.cwd))
 
 
 @router.post("/adopt", status_code=201, responses={201: {"model": JobOut}})

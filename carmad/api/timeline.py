@@ -17,7 +17,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, Label, Moment, answer, resource
-from carmad.api.wire import SCHEMA, Digits, parse_time, pick, stamp
+from carmad.api.wire import SCHEMA, Digits, pick, stamp
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
@@ -153,8 +153,8 @@ async def timeline(
     beside one list of times, of at most 1,000 bins. Null: nothing was recorded then. Names of
     others' jobs are left out."""
     now = call.service.now()
-    end = now if (given := parse_time(until)) is None else given
-    begin = end - USUAL_S if (given := parse_time(since)) is None else given
+    end = now if until is None else until
+    begin = end - USUAL_S if since is None else since
     span = Span.choose(begin, end, now, step_s)
     scene = await call.service.scene()
     return await call.service.render(lambda: _gpu_timelines(call, scene, span, gpu))

@@ -128,9 +128,7 @@ def moment(text: str) -> datetime:
     return found
 
 
-def parse_time(text: str | None) -> float | None:
-    if text is None:
-        return None
+def parse_time(text: str) -> float:
     try:
         return moment(text).timestamp()
     except ValueError:

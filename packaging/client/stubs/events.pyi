@@ -11,7 +11,7 @@ class EventOut(TypedDict):
     event: str
     text: str
     job: NotRequired[EventJobOut]
-    gpu: NotRequired[EventGpuOut]
+    gpu: NotRequired[GpuRefOut]
     count: NotRequired[int]
     cause: NotRequired[str]
 
@@ -25,6 +25,6 @@ class EventJobOut(TypedDict):
     attempt: int
     gpus: list[str]
 
-class EventGpuOut(TypedDict):
+class GpuRefOut(TypedDict):
     id: str
     index: int | None
