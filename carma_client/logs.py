@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from carma_client.client import Client
 
 BLOCK = 65536
+LOOK_S = 0.2  # between checks for new output
 ASK_S = 2.0  # between checks whether the job has ended
 HEADER = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
 MOST_HEADER = 100  # bytes
