@@ -83,12 +83,14 @@ def follow(
     yield NOW
     asked = 0.0
     ended = False
-    while not ended:
+    while True:
         if time.monotonic() - asked >= ask_s:
             ended, asked = has_ended(), time.monotonic()
         yield from news()
         yield NOW
-        time.sleep(0 if ended else LOOK_S)
+        if ended:
+            return
+        time.sleep(LOOK_S)
 
 
 def is_ascii() -> bool:
