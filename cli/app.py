@@ -4,8 +4,6 @@ verb's module is imported when the verb is called."""
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
@@ -31,7 +29,7 @@ REFUSED = "Refused"  # a panel that is never shown
 
 
 def _write_sections(formatter: Any, rows: list[tuple[str, Any]]) -> None:
-    """Plain help, for pipes, under the titles of the panels that terminals show."""
+    """Help, under the titles of its panels."""
     for title in dict.fromkeys(title for title, _ in rows):
         with formatter.section(title):
             formatter.write_dl([row for its, row in rows if its == title])
@@ -66,7 +64,7 @@ class Verbs(TyperGroup):
         is_listed = bool(self.group) or found.name in verbs.FIRST or ctx.resilient_parsing
         return TyperCommand(
             cmd_name,
-            help=_escape(found.summary),
+            help=found.summary,
             hidden=not is_listed and EVERYTHING not in ctx.meta,
             rich_help_panel=found.panel if EVERYTHING in ctx.meta else None,
         )
@@ -118,15 +116,13 @@ def load(command: Command) -> Any:
         return Verbs(
             command,
             name=command.name,
-            help=_escape(command.summary),
+            help=command.summary,
             context_settings={"help_option_names": ["-h", "--help"]},
-            rich_markup_mode=_markup(),
+            rich_markup_mode=None,
         )
     here = verbs.elsewhere(command)
     function = _hot(command, here) if command.name in hot.TABLES else _cold(command, here)
-    app = typer.Typer(
-        add_completion=False, rich_markup_mode=_markup(), pretty_exceptions_enable=False
-    )
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(
         command.name,
         cls=Line,
@@ -163,22 +159,12 @@ def describe(command: Command) -> str:
     said = inspect.cleandoc(command.function().__doc__ or "")
     paragraphs = [part for part in (command.summary, *said.split("\n\n")) if part.strip()]
     return "\n\n".join(
-        _escape(part if part.startswith("\b") else " ".join(part.split())) for part in paragraphs
+        part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs
     )
 
 
-def _markup() -> Any:
-    """Panels are for terminals."""
-    return "rich" if sys.stdout is not None and sys.stdout.isatty() else None
-
-
-def _escape(text: str) -> str:
-    """Our texts have brackets, and no markup."""
-    return text if _markup() is None else re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
-
-
 def argument(metavar: str, help: str, **more: Any) -> Any:
-    return typer.Argument(metavar=metavar, help=_escape(help), show_default=False, **more)
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
 
 
 def option(*flags: str, help: str, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
@@ -186,7 +172,7 @@ def option(*flags: str, help: str, read: Callable[[str], Any] | None = None, **m
     if read:
         more["parser"] = _reading(read)
     about = {"metavar": "", "show_default": False, **more}
-    return typer.Option(*flags, help=_escape(help), **about)
+    return typer.Option(*flags, help=help, **about)
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -341,9 +327,9 @@ def _version(ctx: typer.Context, value: bool) -> None:
 application = typer.Typer(
     cls=Verbs,
     help=ABOUT,
-    rich_markup_mode=_markup(),
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -399,6 +385,7 @@ def _usage(error: Any) -> Usage:
         return no_option(path, flag, known)
     if (param := getattr(error, "param", None)) is not None and error.message:
         flags = [name for name in param.opts if name.startswith("--")]
-        what = f"{flags[0] if flags else param.metavar or param.name}: {error.message}"
+        why = error.message.removeprefix("Value error, ")  # pydantic's
+        what = f"{flags[0] if flags else param.metavar or param.name}: {why}"
     what = what[0].lower() + what[1:] if what[1:2].islower() else what
     return Usage(what, f"see `{path} --help`")

@@ -9,18 +9,16 @@ from rich.columns import Columns
 
 from carmad.readable import clean
 from cli import overview
-from cli.text import NOTHING, Table, bar, columns, draw, fraction, height, memory, styled
+from cli.text import NOTHING, Table, bar, columns, draw, drawn, fraction, height, memory, styled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.text import Text
 
     from carmad.api.gpus import GpuOut
     from carmad.api.server import StatusOut
     from carmad.api.timeline import GpuTimelineOut, TimelineOut
     from cli.host import Host
-    from cli.text import Block
+    from cli.text import Block, Styled
 
 PAST_S = 1800.0  # that the graphs show
 LOW, NARROW = 16, 60  # a terminal with fewer lines, or columns, gets cells instead of a table
@@ -60,7 +58,7 @@ def wants_past(room: int, lines: int) -> bool:
     return room >= max(PANEL, NARROW) and lines >= LOW + LEAST_GRAPH
 
 
-def _small(answer: StatusOut, host: Host) -> Text:
+def _small(answer: StatusOut, host: Host) -> Styled:
     if troubles := answer["server"].get("troubles", ()):
         return styled((f"{clean(troubles[0])}: carma doctor", "bold red"))
     counts = answer["counts"]
@@ -78,7 +76,7 @@ def _cells(cards: Sequence[GpuOut], room: int, lines: int) -> Block:
         cells = [
             _cell(gpu, load.rjust(longest), bars) for gpu, load in zip(cards, loads, strict=True)
         ]
-        found = Columns(cells, padding=(0, 1))
+        found = Columns(map(drawn, cells), padding=(0, 1))
         if height([found], room) <= lines:
             break
     return found
@@ -90,14 +88,14 @@ def _load(gpu: GpuOut) -> str:
     return f"{busy}{NOTHING if used is None else used // 1024}/{total // 1024}G"
 
 
-def _cell(gpu: GpuOut, load: str, bars: bool) -> Text:
+def _cell(gpu: GpuOut, load: str, bars: bool) -> Styled:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     style = overview.GPU_STYLE.get(gpu["state"], "yellow")
     drawn = f" {bar(None if used is None else used / total, 4)}" * bars
     return styled((f"{gpu['index']:>2}{drawn}", style), f" {load}")
 
 
-def _host(host: Host) -> Text:
+def _host(host: Host) -> Styled:
     share = host.used_mib / host.total_mib if host.total_mib else None
     busy = NOTHING if host.cpu is None else f"{host.cpu:.0%}"
     return styled(
@@ -123,10 +121,10 @@ def _graphs(
         return []
     wide = (room - 2 * (each - 1)) // each
     panels = [_panel(gpu, of.get(gpu["id"]), wide, tall) for gpu in cards]
-    return [Columns(panels, padding=(0, 2))]
+    return [Columns(map(drawn, panels), padding=(0, 2))]
 
 
-def _panel(gpu: GpuOut, past: GpuTimelineOut | None, wide: int, tall: int) -> Text:
+def _panel(gpu: GpuOut, past: GpuTimelineOut | None, wide: int, tall: int) -> Styled:
     """Below an empty line, a title, and below that the two graphs side by side."""
     half = (wide - 1) // 2
     total = gpu["memory_mib"]
@@ -135,12 +133,10 @@ def _panel(gpu: GpuOut, past: GpuTimelineOut | None, wide: int, tall: int) -> Te
     left = f"GPU {gpu['index']}  SM {fraction(gpu['sm_active'])}"
     right = f"memory {memory(gpu['memory_used_mib'])}/{memory(total)}"
     ago = f"{PAST_S / 60:.0f} min"
-    made = styled(
-        ("\n" + left.ljust(half - len(ago)) + f"{ago} {right[:half].ljust(half)}", "bold")
-    )
-    for a, b in zip(graph(busy, half, tall), graph(used, half, tall), strict=True):
-        made.append("\n").append(a, "green").append(" ").append(b, "cyan")
-    return made
+    title = "\n" + left.ljust(half - len(ago)) + f"{ago} {right[:half].ljust(half)}"
+    lines = zip(graph(busy, half, tall), graph(used, half, tall), strict=True)
+    graphs = (part for a, b in lines for part in ("\n", (a, "green"), " ", (b, "cyan")))
+    return styled((title, "bold"), *graphs)
 
 
 def graph(values: Sequence[float | None], wide: int, tall: int) -> list[str]:

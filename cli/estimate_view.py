@@ -8,14 +8,23 @@ from io import BytesIO
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from carmad.charts import RC, WIDTH_IN, legend
 from carmad.charts import image as embedded
 from carmad.readable import clean
 from cli.estimation import choice
 from cli.render import refusal
-from cli.text import GIB, NOTHING, Table, columns, command, heading, in_style, memory, number
+from cli.text import (
+    GIB,
+    NOTHING,
+    Table,
+    columns,
+    command,
+    heading,
+    in_style,
+    memory,
+    number,
+    styled,
+)
 from cli.vary import PRECISION, bounds, safe_mib
 
 if TYPE_CHECKING:
@@ -142,17 +151,17 @@ def explanation(one: EstimateOut, found: ExplanationOut | None) -> list[Block]:
     """A bar with one character per 60th, and a legend; who holds the activations; what helps."""
     parts = one["parts"]
     total = sum(parts.values())
-    bar, legend = Text(), Table(columns("- - -> ->"), header=False)
+    bar, legend = list[tuple[str, str]](), Table(columns("- - -> ->"), header=False)
     ends, done = [0], 0
     for name, mib in parts.items():
         sign, colour = LOOKS.get(name, OTHER)
         done += mib
         ends.append(round(BAR_WIDTH * done / total))
-        bar.append(sign * (ends[-1] - ends[-2]), style=colour)
+        bar.append((sign * (ends[-1] - ends[-2]), colour))
         legend.add(in_style(sign, colour), clean(name), memory(mib), f"{mib / total:.1%}")
     legend.add("", f"by {clean(one['source'])}", memory(one["mib"]), "")
     notes = [f"  · {clean(note)}" for note in one["notes"]]
-    return ["", bar, legend, *notes, *(_holders(found) if found else ())]
+    return ["", styled(*bar), legend, *notes, *(_holders(found) if found else ())]
 
 
 def _holders(found: ExplanationOut) -> Iterator[Block]:
@@ -182,23 +191,20 @@ def drawing(moments: Sequence[MomentOut], one: EstimateOut, width: int) -> list[
     top = max(moment["held_mib"] for moment in moments) + context
     each = -(-len(moments) // room)
     groups = [moments[at : at + each] for at in range(0, len(moments), each)]
-    rows = [
-        Text(memory(round(top * (row + 1) / PLOT_HEIGHT)).rjust(6) + " │")
-        for row in range(PLOT_HEIGHT)
+    rows: list[list[str | tuple[str, str]]] = [
+        [memory(round(top * (row + 1) / PLOT_HEIGHT)).rjust(6) + " │"] for row in range(PLOT_HEIGHT)
     ]
     for group in groups:
         moment = max(group, key=lambda moment: sum(moment["in_use"].values()))
         for row, name in enumerate(_stack(moment, context, top)):
             sign, colour = LOOKS.get(name, OTHER) if name else (" ", "")
-            rows[row].append(sign, style=colour)
-    steps = Text("        ")
-    steps.append("".join("─↑"[any(moment["mark"] for moment in group)] for group in groups))
-    tail = "        from the first layer to the end of step 2; ↑ an optimizer step ended"
-    looks = Text("        ")
-    for name, (sign, colour) in LOOKS.items():
-        looks.append(sign, style=colour)
-        looks.append(f" {name}  ")
-    return ["", *reversed(rows), steps, tail, "", looks]
+            rows[row].append((sign, colour))
+    margin = " " * AXIS
+    steps = "".join("─↑"[any(moment["mark"] for moment in group)] for group in groups)
+    tail = f"{margin}from the first layer to the end of step 2; ↑ an optimizer step ended"
+    looks = (part for name, look in LOOKS.items() for part in (look, f" {name}  "))
+    lines = (styled(*row) for row in reversed(rows))
+    return ["", *lines, margin + steps, tail, "", styled(margin, *looks)]
 
 
 def _stack(moment: MomentOut, context_mib: int, top_mib: int) -> list[str]:

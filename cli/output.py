@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from cli.problems import Usage
@@ -12,7 +13,7 @@ from cli.problems import note as note
 from cli.text import Table, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -61,6 +62,7 @@ def uses_color() -> bool:
     return wants_color(_chosen, os.environ, sys.stdout.isatty())
 
 
+LOOK_S = 0.2  # between looks for new output
 NOW = b""  # among texts: what came before it is to be seen now
 
 
@@ -72,6 +74,23 @@ def write(texts: Iterable[bytes]) -> None:
         if text is NOW:
             sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
+
+
+def follow(
+    news: Callable[[], Iterator[bytes]], has_ended: Callable[[], bool], ask_s: float
+) -> Iterator[bytes]:
+    """What comes, until the job has ended. `ask_s`: between two questions whether it has."""
+    yield NOW
+    asked = 0.0
+    ended = False
+    while True:
+        if time.monotonic() - asked >= ask_s:
+            ended, asked = has_ended(), time.monotonic()
+        yield from news()
+        yield NOW
+        if ended:
+            return
+        time.sleep(LOOK_S)
 
 
 def is_ascii() -> bool:
@@ -108,11 +127,14 @@ def show(picture: Iterable[Block]) -> None:
     """Without blanks at the ends of lines."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
-    screen = console()
+    screen, is_plain = None, not (sys.stdout.isatty() or uses_color())
     for block in picture:
-        if isinstance(block, Table) and len(block.rows) > MOST_DRAWN:
+        if isinstance(block, Table) and (is_plain or len(block.rows) > MOST_DRAWN):
             lines = list(block.plain())
+        elif isinstance(block, str) and is_plain:
+            lines = block.split("\n")
         else:
+            screen = screen or console()
             with screen.capture() as captured:
                 screen.print(draw([block]))
             lines = captured.get().splitlines()

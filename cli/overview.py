@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
-    from rich.text import Text
-
     from carmad.api.gpus import GpuOut, GpusOut, ResidentOut, RiskOut
     from carmad.api.job import JobOut
     from carmad.api.server import StatusOut
-    from cli.text import Block, Cell
+    from cli.text import Block, Styled
 
 
 class JobColumn(Column):
@@ -174,39 +172,22 @@ def job_table(
     fields: Sequence[str] = (),
     noheader: bool = False,
     usual: Sequence[str] = QUEUE,
-) -> list[Block]:
-    """Jobs, one per line. `fields`: all of these; otherwise, of the `usual` ones those that fit."""
-    return [_jobs(listed, fields, noheader, usual, _state)]
-
-
-def queue_lines(
-    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
-) -> Iterator[str]:
-    """The same as plain lines, without rich: the header, unless `noheader`, and all jobs."""
-    return _jobs(listed, fields, noheader, QUEUE, lambda text, _: text).plain()
-
-
-def _jobs(
-    listed: Sequence[JobOut],
-    fields: Sequence[str],
-    noheader: bool,
-    usual: Sequence[str],
-    state: Callable[[str, str], Cell],
 ) -> Table:
+    """Jobs, one per line. `fields`: all of these; otherwise, of the `usual` ones those that fit."""
     shown = [COLUMNS[field] for field in fields or with_params(usual, listed)]
     made = Table(shown, header=not noheader, drops=not fields)
     for job in listed:
         cells = [(column, column.cell(job)) for column in shown]
         made.add(
             *(
-                state(text, job["code"]) if column.header in STATES else text
+                _state(text, job["code"]) if column.header in STATES else text
                 for column, text in cells
             )
         )
     return made
 
 
-def _state(text: str, code: str) -> Text:
+def _state(text: str, code: str) -> Styled:
     return in_style(text, STATE_STYLE.get(code, ""))
 
 
@@ -217,7 +198,7 @@ def top_table(listed: Sequence[JobOut], room: int, fields: Sequence[str] = ()) -
         usual = QUEUE_SHORT
     elif room >= ROOM_FOR_MORE:
         usual = QUEUE_WIDE
-    return _jobs(listed, fields, False, usual, _state)
+    return job_table(listed, fields, usual=usual)
 
 
 BAR_WIDTH = 10
@@ -276,10 +257,10 @@ def _section(
         jobs, left_out = jobs[: most - 1], jobs[most - 1 :]
         hidden += sum(job.get("count", 1) for job in left_out)
     more = [in_style(f"and {hidden} more: {verb}", "dim")] if hidden else []
-    return [*heading(title), *job_table(jobs), *more]
+    return [*heading(title), job_table(jobs), *more]
 
 
-def headline(answer: StatusOut) -> Text:
+def headline(answer: StatusOut) -> Styled:
     server, counts = answer["server"], answer["counts"]
     troubles = server.get("troubles", ())  # an older carmad does not send them
     facts = [
@@ -330,7 +311,7 @@ def _name(gpu: GpuOut) -> str:
     return clean(gpu["name"]).removeprefix("NVIDIA ") + island
 
 
-def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Text:
+def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Styled:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     share = used / total if used is not None and total else None
     style = "" if share is None else "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
@@ -340,7 +321,7 @@ def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Text:
     return in_style(text, style)
 
 
-def _who(gpu: GpuOut) -> Text:
+def _who(gpu: GpuOut) -> Styled:
     """Jobs as user:id(memory), and external processes, in the style of gpustat."""
     jobs = [
         f"{clean(job['user'])}:{job['label']}({memory(job['memory_mib'])})" for job in gpu["jobs"]
@@ -391,7 +372,7 @@ def gpu_report(answer: GpusOut) -> list[Block]:
     return [made, "", *details, f"limits: {words}", *notes]
 
 
-def _risk(risk: RiskOut, dram_limit: float) -> Text:
+def _risk(risk: RiskOut, dram_limit: float) -> Styled:
     """A GPU whose memory is the bottleneck takes jobs while its SMs are not busy enough for the
     paper's test: that is no reason to call the risk low."""
     if not risk["samples"]:

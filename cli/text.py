@@ -1,12 +1,13 @@
 """Text for the terminal: how values read, and tables, which rich draws. Pure.
 
 A picture is a sequence of blocks, from top to bottom: a string (a paragraph, "" for an empty line)
-or what rich can draw, such as a `Table`. Only what draws imports rich: it takes as long as all else
-that `carma queue` does.
+or what rich can draw, such as a `Table`. Only what draws imports rich, which takes as long as all
+else that a verb does: pipes do without it.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from carmad import readable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from carmad.api.job import ExitOut, MemoryOut
 
-    Cell: TypeAlias = str | Text
     Block: TypeAlias = RenderableType
 
 NOTHING = "-"
@@ -141,25 +141,25 @@ class Table:
         self.columns = columns
         self.header = header
         self.drops = drops
-        self.rows: list[tuple[Cell, ...]] = []
+        self.rows: list[tuple[str, ...]] = []
 
-    def add(self, *cells: Cell, style: str = "") -> None:
+    def add(self, *cells: str, style: str = "") -> None:
         """`style`: of the cells that are mere text."""
         if style:
-            cells = tuple(in_style(c, style) if isinstance(c, str) else c for c in cells)
+            cells = tuple(c if isinstance(c, Styled) else in_style(c, style) for c in cells)
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Block]:
         from rich import table
 
         shown = self.fit(options.max_width)
-        drawn = table.Table(
+        made = table.Table(
             box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), show_header=self.header
         )
         for at, width in shown.items():
             column = self.columns[at]
-            drawn.add_column(
-                in_style(column.header, "bold"),
+            made.add_column(
+                drawn(in_style(column.header, "bold")),
                 header_style="not bold",  # what fills it up stays plain
                 justify="right" if column.right else "left",
                 width=width,
@@ -167,8 +167,8 @@ class Table:
                 overflow="fold" if column.fit == "wrap" else "ellipsis",
             )
         for row in self.rows:
-            drawn.add_row(*(styled(row[at]) for at in shown))
-        yield drawn
+            made.add_row(*(drawn(row[at]) for at in shown))
+        yield made
 
     def fit(self, room: int) -> dict[int, int]:
         """The columns that are shown, each with its width."""
@@ -207,10 +207,13 @@ class Table:
         return not self.rows or any(str(row[at]) != NOTHING for row in self.rows)
 
     def plain(self) -> Iterator[str]:
-        """A line for each row, without rich."""
-        rows = [tuple(map(str, row)) for row in self.rows]
-        header = [tuple(column.header for column in self.columns)] if self.header else []
-        return align([*header, *rows], [column.right for column in self.columns])
+        """Without rich, and as wide as need be."""
+        lines: list[tuple[str, ...]] = []
+        if self.header:
+            lines.append(tuple(column.header for column in self.columns))
+        for row in self.rows:
+            lines += zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+        return align(lines, [column.right for column in self.columns])
 
 
 def align(rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> Iterator[str]:
@@ -223,29 +226,43 @@ def align(rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> Iterator[s
         ).rstrip()
 
 
-def styled(*parts: str | Text | tuple[str, str]) -> Text:
-    """Texts, or pairs of a text and its style, one behind the other. No text is read as markup."""
+class Styled(str):
+    """A text whose parts have styles."""
+
+    __slots__ = ("parts",)
+    parts: list[tuple[str, str]]
+
+    def __new__(cls, parts: list[tuple[str, str]]) -> Styled:
+        made = super().__new__(cls, "".join(text for text, _ in parts))
+        made.parts = parts
+        return made
+
+
+def styled(*texts: str | tuple[str, str]) -> Styled:
+    """Texts, or pairs of a text and its style, one behind the other."""
+    found: list[tuple[str, str]] = []
+    for each in texts:
+        found += [each] if isinstance(each, tuple) else parts(each)
+    return Styled(found)
+
+
+def in_style(text: str, style: str) -> Styled:
+    return Styled([(text, style)])
+
+
+def parts(text: str) -> list[tuple[str, str]]:
+    """Each with its style."""
+    return text.parts if isinstance(text, Styled) else [(text, "")]
+
+
+def drawn(text: str) -> Text:
+    """As rich has it. No text is read as markup."""
     from rich.text import Text
 
-    return Text.assemble(*parts)
+    return Text.assemble(*parts(text))
 
 
-def in_style(text: str, style: str) -> Text:
-    return styled((text, style))
-
-
-def parts(cell: Cell) -> list[tuple[str, str]]:
-    """A text in parts, each with its style: for what is no terminal."""
-    text = styled(cell)
-    ends = sorted({end for span in text.spans for end in (span.start, span.end)})
-    return [
-        (part.plain, " ".join(str(span.style) for span in part.spans))
-        for part in text.divide(ends)
-        if part.plain
-    ]
-
-
-def pairs(rows: Iterable[tuple[str, Cell]]) -> Table:
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     """Names and values, a pair per line; values wrap."""
     made = Table(columns("- -*"), header=False)
     for name, value in rows:
@@ -261,7 +278,13 @@ def draw(picture: Iterable[Block]) -> Block:
     """The blocks below each other."""
     from rich.console import Group
 
-    return Group(*(_paragraph(each) if isinstance(each, str) else each for each in picture))
+    return Group(*(_block(each) for each in picture))
+
+
+def _block(each: Block) -> Block:
+    if isinstance(each, Styled):
+        return drawn(each)
+    return _paragraph(each) if isinstance(each, str) else each
 
 
 def _paragraph(text: str) -> Block:
@@ -276,8 +299,8 @@ def _paragraph(text: str) -> Block:
         made = Table.grid()
         made.add_column(width=lead, no_wrap=True)
         made.add_column(overflow="fold")
-        made.add_row(styled(line[:lead]), styled(line[lead:]))
-        lines.append(made if lead else styled(line))
+        made.add_row(drawn(line[:lead]), drawn(line[lead:]))
+        lines.append(made if lead else drawn(line))
     return Group(*lines)
 
 

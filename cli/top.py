@@ -25,7 +25,7 @@ from cli.host import Host
 from cli.options import user_of
 from cli.overview import COLUMNS
 from cli.problems import INTERRUPTED
-from cli.text import draw, height, in_style, styled
+from cli.text import draw, drawn, height, in_style, styled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,7 +189,7 @@ class Top(App[int]):
         said = (self._trouble, "bold red") if self._trouble else (self._state(len(found)), "cyan")
         note = main.query_one("#note", Static)
         note.display = bool(said[0])
-        note.update(in_style(clean(said[0]), said[1]))
+        note.update(drawn(in_style(clean(said[0]), said[1])))
         lines -= 1 + note.display  # the footer
         head = main.query_one("#head")
         head.display = "gpus" in self.answer
@@ -211,7 +211,7 @@ class Top(App[int]):
             header = made.columns[column]
             table.add_column(_cell(in_style(header.header, "bold"), header), width=max(1, width))
         for job, row in zip(jobs, made.rows, strict=True):
-            cells = (_cell(styled(row[column]), made.columns[column]) for column in shown)
+            cells = (_cell(row[column], made.columns[column]) for column in shown)
             table.add_row(*cells, height=None, key=job["label"])
         labels = [job["label"] for job in jobs]
         at = labels.index(chosen) if chosen in labels else min(at, len(jobs) - 1)
@@ -312,7 +312,8 @@ def _label_at(table: Jobs) -> str:
     return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value or ""
 
 
-def _cell(text: Text, column: Column) -> Text:
+def _cell(its: str, column: Column) -> Text:
+    text = drawn(its)
     text.justify = "right" if column.right else "left"
     text.no_wrap = column.fit != "wrap"
     text.overflow = "ellipsis" if text.no_wrap else "fold"
@@ -333,7 +334,7 @@ class Question(ModalScreen[bool]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        yield Static(in_style(self._text, "bold yellow"))
+        yield Static(drawn(in_style(self._text, "bold yellow")))
 
     def on_key(self, event: Key) -> None:
         event.stop()
@@ -382,7 +383,7 @@ class Page(Screen[None]):
             return
         pane, title = self.query_one(VerticalScroll), f"job {self.label}: {PAGES[kind]}"
         at_end = pane.scroll_y >= pane.max_scroll_y
-        self.query_one("#title", Static).update(in_style(title, "bold"))
+        self.query_one("#title", Static).update(drawn(in_style(title, "bold")))
         self.query_one("#text", Static).update(draw(picture))
         if kind == "log" and at_end:
             pane.scroll_end(animate=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shutil import get_terminal_size
 from typing import Annotated
 
 from cli import client, output, overview, parse
@@ -56,7 +57,7 @@ def status(
         output.print_json(answer)
         return 0
     tty = sys.stdout.isatty()
-    width, height = output.console().size
+    width, height = get_terminal_size() if tty else (output.PIPE_WIDTH, 0)
     lines = height - 1 if tty else None  # and the shell's next prompt
     output.show(overview.status(answer, width, lines, bars=tty, plain=output.is_ascii()))
     return 0

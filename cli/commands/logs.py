@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from carma_client.logs import ASK_S, LOOK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
+from carma_client.logs import ASK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
 from carmad.readable import clean
 from carmad.states import ENDED
 from cli import client, output
@@ -50,21 +50,21 @@ def logs(
     return 0
 
 
-def _print(answer: dict[str, Any], follow: bool, tail: int | None, stderr: bool) -> None:
+def _print(answer: dict[str, Any], follows: bool, tail: int | None, stderr: bool) -> None:
     if answer.get("interactive"):
         raise Problem(elsewhere(answer))
     path: str = answer["stderr" if stderr else "stdout"]
-    if follow:
+    if follows:
         answer = _await_start(answer, path)
-    output.write(_texts(answer, path, follow, tail))
+    output.write(_texts(answer, path, follows, tail))
 
 
-def _texts(answer: dict[str, Any], path: str, follow: bool, tail: int | None) -> Iterator[bytes]:
+def _texts(answer: dict[str, Any], path: str, follows: bool, tail: int | None) -> Iterator[bytes]:
     """What is to be printed."""
     label = answer["label"]
     try:
         with open_log(path) as file:
-            yield from _show(file, answer, tail, follow)
+            yield from _show(file, answer, tail, follows)
     except OSError as error:
         if not Path(path).exists() and has_log(answer):
             raise Problem(
@@ -90,15 +90,18 @@ def _await_start(job: dict[str, Any], path: str) -> dict[str, Any]:
     return job
 
 
-def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) -> Iterator[bytes]:
+def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follows: bool) -> Iterator[bytes]:
     log, shown = Log(file), _harmless() if _may_attack(job) else bytes
     own = log.parts(job)
     end = file.tell()
     for text in blocks(file, own) if lines is None else last_lines(file, own, lines):
         yield shown(text)
-    if follow:
+    if follows:
         file.seek(end)
-        yield from _follow(log, job["label"], shown)
+        path = f"/v1/jobs/{job['label']}"
+        yield from output.follow(
+            lambda: map(shown, log.news()), lambda: client.get(path)["state"] in ENDED, ASK_S
+        )
 
 
 def _may_attack(job: dict[str, Any]) -> bool:
@@ -118,19 +121,3 @@ def _harmless() -> Callable[[bytes], bytes]:
         return "".join(parts).encode()
 
     return show
-
-
-def _follow(log: Log, label: str, shown: Callable[[bytes], bytes]) -> Iterator[bytes]:
-    yield output.NOW
-    asked = 0.0
-    while True:
-        now = time.monotonic()
-        ended = False
-        if now - asked >= ASK_S:
-            ended, asked = client.get(f"/v1/jobs/{label}")["state"] in ENDED, now
-        for text in log.news():
-            yield shown(text)
-        yield output.NOW
-        if ended:
-            return
-        time.sleep(LOOK_S)

@@ -138,7 +138,7 @@ def history(
     if json:
         output.print_json(answer)
     else:
-        output.show(job_table(answer["jobs"], usual=HISTORY))
+        output.show([job_table(answer["jobs"], usual=HISTORY)])
         if answer["more"]:
             output.note("there are more jobs: give --limit N, or --csv for all of them")
     return 0

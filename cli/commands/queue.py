@@ -29,7 +29,7 @@ def queue(options: Namespace) -> int:
         output.print_json(_jobs(options))
         return 0
     answer = _jobs(options)
-    output.show(job_table(answer["jobs"], shown, bool(options.noheader)))
+    output.show([job_table(answer["jobs"], shown, bool(options.noheader))])
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")
     return 0

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote, unquote
 
-from rich.text import Text
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -203,7 +202,7 @@ def pieces(picture: Iterable[Block]) -> list[Piece]:
         if isinstance(block, Table):
             rows: list[list[Sequence[Span]]] = [[*map(parts, row)] for row in block.rows]
             found.append(Piece("table", rows=rows))
-        elif isinstance(block, (str, Text)) and (spans := parts(block)):
+        elif isinstance(block, str) and block and (spans := parts(block)):
             kind = _kind(spans)
             if not (kind == "list" and found and found[-1].kind == "list"):
                 found.append(Piece(kind))

@@ -72,7 +72,7 @@ def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[st
 
     def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
         assert (method, target.partition("?")[0]) == ("POST", "/v1/estimate")
-        assert "explain" in target or "memory_mib" not in body
+        assert "explain" in target or body["memory_mib"] is None
         asked.append(body["argv"])
         return 200, say(body["argv"])
 

@@ -48,7 +48,9 @@ def test_bar() -> None:
 
 
 def test_queue_has_the_columns_people_know() -> None:
-    header, running, waiting = plain(overview.job_table([fake.job(), fake.waiting()])).splitlines()
+    header, running, waiting = plain(
+        [overview.job_table([fake.job(), fake.waiting()])]
+    ).splitlines()
     assert header.split() == (
         ["JOBID", "NAME", "USER", "ST", "TIME", "LIMIT", "GPUS", "VRAM(USED/EST)", "GPU(REASON)"]
     )
@@ -66,21 +68,15 @@ def test_queue_has_the_columns_people_know() -> None:
     assert waiting.split(None, 8)[-1] == "(GpuMemory: GPU1 30.0G free, need 82.0G)"
 
 
-def test_queue_is_the_same_without_rich() -> None:
-    jobs: Any = [fake.job(), fake.waiting()]
-    assert list(overview.queue_lines(jobs)) == plain(overview.job_table(jobs)).splitlines()
-    assert list(overview.queue_lines(jobs, ("jobid", "st"), noheader=True)) == ["42  R", "43  PD"]
-
-
 def test_a_stranger_s_job_is_shown_as_far_as_it_is_known() -> None:
     theirs = fake.private(fake.job(user="bob"))
     every = tuple(overview.COLUMNS)
-    assert "bob" in plain(overview.job_table([theirs], every))
+    assert "bob" in plain([overview.job_table([theirs], every)])
     assert "bob" in plain(render.show(theirs))
 
 
 def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
-    text = plain(overview.job_table([fake.job(name="n" * 60)]), width=80)
+    text = plain([overview.job_table([fake.job(name="n" * 60)])], width=80)
     assert "9.1G/11.0G" in text and "2:00:00" in text
     assert len(text.splitlines()) == 2
 
@@ -102,7 +98,7 @@ def test_a_deadline_is_shown_with_what_becomes_of_it() -> None:
     assert "missed by 10 min" in plain(render.show(fake.ended(**at, late_s=600.0)))
     assert render.deadline(fake.ended(**at, late_s=-600.0)).endswith("  met")
     assert "deadline" not in plain(render.show(fake.waiting()))
-    assert "DEADLINE" in plain(overview.job_table([waits], ("jobid", "deadline")))
+    assert "DEADLINE" in plain([overview.job_table([waits], ("jobid", "deadline"))])
 
 
 def test_a_layout_and_stage_times_are_shown_as_they_are_written() -> None:
@@ -143,7 +139,7 @@ def test_what_a_job_is_guaranteed_and_may_use_is_shown(
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text
-    assert plain(overview.job_table([fake.ended(code=3)])).endswith("0")
+    assert plain([overview.job_table([fake.ended(code=3)])]).endswith("0")
 
 
 def test_what_never_ran_has_no_exit_code() -> None:
@@ -312,7 +308,7 @@ def test_other_people_s_words_cannot_drive_the_terminal() -> None:
     gpu["jobs"][0]["user"] = gpu["outsiders"][0]["user"] = NASTY
     why = {**fake.WHY, "headline": NASTY, "remedies": [NASTY]}
     shown = [
-        overview.job_table([job], tuple(overview.COLUMNS)),
+        [overview.job_table([job], tuple(overview.COLUMNS))],
         render.show(job),
         render.why(why),
         overview.gpus([gpu], bars=True),

@@ -94,14 +94,3 @@ def test_errors_are_worded_alike(capsys: pytest.CaptureFixture[str]) -> None:
             assert run([verb, *words]) == 2
             said.append(capsys.readouterr().err.replace(f"carma {verb}", "carma VERB"))
         assert said[0] == said[1]
-
-
-@pytest.mark.parametrize("verb", ["submit", "run", "estimate", "update"])
-def test_no_help_is_garbled_by_markup(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich takes [word] for a style and :word: for an emoji."""
-    from rich.text import Text
-
-    monkeypatch.setattr(app, "_markup", lambda: "rich")
-    for option in hot.TABLES["submit"].values():
-        assert Text.from_markup(app._escape(option.help)).plain == option.help
-    assert Text.from_markup(app._escape("[limits] of [a-z]")).plain == "[limits] of [a-z]"

@@ -301,7 +301,7 @@ def test_a_new_size_is_used_at_once(fake: FakeDaemon) -> None:
 
 
 def test_queue_is_watched_without_colour(fake: FakeDaemon) -> None:
-    with Terminal([*CARMA, "--color", "never", "queue", "-w", "0.2"]) as terminal:
+    with Terminal([*CARMA, "--color", "never", "queue", "-w", "--every", "0.2"]) as terminal:
         terminal.shows("train")
         fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="another")]}
         terminal.shows("another")

@@ -16,7 +16,7 @@ from carmad.readable import clean, gpumem_count
 from carmad.states import NEW
 from cli import output
 from cli.client import SLURM
-from cli.options import WATCH_S, states_of, user_of
+from cli.options import states_of, user_of
 from cli.overview import STATE_STYLE
 from cli.problems import Problem, Unreachable, Usage
 from cli.text import NOTHING, Table, columns, heading, in_style, pairs
@@ -35,6 +35,7 @@ NOT_HERE = {
     "long": "squeue -l shows more columns, and carma show JOB everything",
     "sort": "squeue -S sorts",
     "start": "squeue --start says when Slurm expects jobs to start",
+    "watch": "watch -n 5 carma queue",
 }
 
 
@@ -42,18 +43,12 @@ def queue(options: Namespace) -> int:
     for name, instead in NOT_HERE.items():
         if getattr(options, name):
             raise Usage(f"--{name} is not for a cluster", instead)
-    while True:
-        listed = _rows(options)
-        if options.json:
-            output.print_json({"schema": 1, "jobs": [_as_json(row) for row in listed]})
-        else:
-            output.show(_table(listed, not options.noheader))
-        if not options.watch:
-            return 0
-        if options.json or not sys.stdout.isatty():
-            raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
-        time.sleep(options.every or WATCH_S)
-        print("\033[H\033[2J", end="")
+    listed = _rows(options)
+    if options.json:
+        output.print_json({"schema": 1, "jobs": [_as_json(row) for row in listed]})
+    else:
+        output.show(_table(listed, not options.noheader))
+    return 0
 
 
 def _rows(options: Namespace) -> list[slurm.Row]:
@@ -251,7 +246,6 @@ def ask_node(row: slurm.Row, verb: str, *options: str) -> str:
     )
 
 
-LOOK_S = 0.5  # between checks for new output
 ASK_S = 5.0  # between questions to Slurm's controller
 
 
@@ -288,7 +282,8 @@ def _texts(row: slurm.Row, path: str, follow: bool, tail: int | None) -> Iterato
                 file.seek(size)
             yield from _rest(file)
             if follow:
-                yield from _follow(file, str(row.id))
+                label = str(row.id)
+                yield from output.follow(lambda: _rest(file), lambda: _has_ended(label), ASK_S)
     except FileNotFoundError:
         if row.state.name in NEW:
             raise Problem(
@@ -314,21 +309,7 @@ def _has_ended(label: str) -> bool:
 
 
 def _rest(file: BinaryIO) -> Iterator[bytes]:
+    if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
+        file.seek(0)
     while block := file.read(BLOCK):
         yield block
-
-
-def _follow(file: BinaryIO, label: str) -> Iterator[bytes]:
-    yield output.NOW
-    asked = 0.0
-    ended = False
-    while True:
-        if time.monotonic() - asked >= ASK_S:
-            ended, asked = _has_ended(label), time.monotonic()
-        if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
-            file.seek(0)
-        yield from _rest(file)
-        yield output.NOW
-        if ended:
-            return
-        time.sleep(LOOK_S)
