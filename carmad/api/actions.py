@@ -43,6 +43,7 @@ from carmad.http.problems import Forbidden, NotFound
 from carmad.options import MAX_TASKS, OPTIONS
 from carmad.readable import job_name
 from carmad.store import retention
+from carmad.store.damage import NOTE, stands_in
 from carmad.store.database import StoreFull
 from carmad.store.secrets import Variables
 from carmad.threads import run_in_threadpool
@@ -212,6 +213,8 @@ async def requeue(call: Caller, body: RequeueIn) -> Response:
             refused = len(rest) == len(jobs)
             return Verdict(f"{words} (--all requeues every task)", False, refused), None
         verdict = control.requeue(job, ended)
+        if verdict.acts and stands_in(job):
+            verdict = Verdict(f"cannot run again: {NOTE}", acts=False, refused=True)
         if verdict.acts and job.lives and len(jobs) > 1:  # of several, those that failed are meant
             words = "runs: to stop it and run it again, name it alone"
             verdict = Verdict(words, acts=False, refused=True)

@@ -24,6 +24,7 @@ from carmad.core.jobs.states import (
     Stopping,
     Waiting,
 )
+from carmad.options import MAX_TASKS
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
     elif gpus and row["state"] in HOLDING:  # not STARTING: that would be launched again
         status = Active(JobState.RUNNING, attempt)
     uid = int(_number(row["uid"]))
-    tasks = int(_number(row["tasks"]))
+    tasks = count_tasks(row["tasks"])
     return Job(
         JobId(row["id"]),
         JobSpec(
@@ -129,6 +130,11 @@ def stand_in(row: Mapping[str, Any]) -> Job:
 def stands_in(job: Job) -> bool:
     """Whether the job is a stand-in."""
     return job.spec.argv == _NO_COMMAND
+
+
+def count_tasks(tasks: object) -> int:
+    """How many jobs a row stands for; one, if its column is damaged."""
+    return tasks if isinstance(tasks, int) and 0 < tasks <= MAX_TASKS else 1
 
 
 def _number(value: object) -> float:

@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from carmad.errors import CarmaError, Hopeless
-from carmad.store.tables import METADATA
+from carmad.store.tables import JOBS, METADATA
 
 # -- backups
 
@@ -136,10 +136,16 @@ SCHEMA = 2  # kept as the file's `user_version`: raised when the tables change
 def has_tables(connection: Connection, path: Path) -> bool:
     """Raises Hopeless if the tables are of another version: they are left as they are."""
     found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
+    if not tables:
+        return False
+    if JOBS.name not in tables:
+        raise Hopeless(
+            f"the file {path} is a database, but not of CARMA. It is left as it is",
+            f"Keep it elsewhere: mv {path} {path}.other",
+        )
     if found == SCHEMA:
         return True
-    if connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one() == 0:
-        return False
     whose = "a newer" if found > SCHEMA else "an earlier"
     folder = path.parent
     raise Hopeless(

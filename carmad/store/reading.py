@@ -27,10 +27,9 @@ from carmad.core.jobs.tasks import JobsById, Outcome
 from carmad.core.placing.decision import Decision
 from carmad.core.rules.limits import Limit
 from carmad.core.rules.share import Account
-from carmad.options import MAX_TASKS
 from carmad.store import codec, queries, retention
 from carmad.store.codec import Row, job_of, transition_of
-from carmad.store.damage import Damage, as_text, expect_live, is_text, stand_in
+from carmad.store.damage import Damage, as_text, count_tasks, expect_live, is_text, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.queries import Order, Search
 from carmad.store.secrets import SecretFiles, Variables
@@ -94,11 +93,6 @@ _ROWS_IN_ORDER = text(
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
 
-def _count(tasks: object) -> int:
-    """How many jobs a row stands for; one, if its column is damaged."""
-    return tasks if isinstance(tasks, int) and 0 < tasks <= MAX_TASKS else 1
-
-
 class Reader:
     """Readers take turns with the one connection. Unreadable rows are recorded in `damage`."""
 
@@ -132,7 +126,7 @@ class Reader:
         return Restored(
             jobs=tuple(map(self._live, rows)),
             ended=tuple(
-                Outcome(JobId(id), JobState(state), _count(tasks)) for id, state, tasks in ends
+                Outcome(JobId(id), JobState(state), count_tasks(tasks)) for id, state, tasks in ends
             ),
             drains=tuple(map(self._drain, drains)),
             next_id=JobId(last_id + 1),
@@ -174,7 +168,7 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(query).all()
         return [
-            Submission(at, gpus * _count(tasks), _count(tasks))
+            Submission(at, gpus * count_tasks(tasks), count_tasks(tasks))
             for at, gpus, tasks in rows
             if isinstance(at, float) and isinstance(gpus, int)
         ]
@@ -285,10 +279,12 @@ class Reader:
             given = func.json_each(json.dumps(list(arrays))).table_valued("value")
             query = query.where(JOBS.c.array.in_(select(given.c.value)))
         if index is not None:
-            first, step = (
-                func.json_extract(JOBS.c.body, f"$.spec.array.{name}") for name in ("index", "step")
+            valid = func.json_valid(JOBS.c.body)
+            first, given_step = (
+                case((valid, func.json_extract(JOBS.c.body, f"$.spec.array.{name}")))
+                for name in ("index", "step")
             )
-            step, behind = func.coalesce(step, 1), index - first
+            step, behind = func.coalesce(given_step, 1), index - first
             query = query.where(behind >= 0, behind % step == 0, behind < step * JOBS.c.tasks)
         if before is not None:
             query = query.where(JOBS.c.id < before)

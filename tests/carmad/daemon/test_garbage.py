@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from carmad.store.damage import NOTE
+from carmad.store.database import SCHEMA
 from tests.daemon import NO_KERNELS, Carmad, run_carmad, running, until
 from tests.waiting import PATIENCE_S
 
@@ -53,12 +55,22 @@ def from_the_future(database: Path) -> None:
     connection.close()
 
 
+def of_something_else(database: Path) -> None:
+    database.unlink()
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE photos (name)")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+
+
 @pytest.mark.parametrize(
     ("harm", "error", "hint"),
     [
         (rubbish, "is damaged", "There is no backup. To start with an empty one"),
         (torn, "is damaged", "There is no backup. To start with an empty one"),
         (from_the_future, "a newer version of CARMA", "To start afresh"),
+        (of_something_else, "is a database, but not of CARMA", "Keep it elsewhere: mv "),
     ],
 )
 def test_a_database_that_cannot_be_used(
@@ -70,6 +82,28 @@ def test_a_database_that_cannot_be_used(
     before = database.read_bytes()
     assert_refused(daemon.folder, *daemon.argv, error=error, hint=hint)
     assert database.read_bytes() == before
+
+
+def test_ended_jobs_with_damaged_records_have_failed_and_cannot_be_requeued(
+    daemon: Carmad,
+) -> None:
+    first = daemon.sh("exit 3")
+    daemon.ended(first)
+    array = daemon.submit("true", held=True, array={"indices": [0, 1, 2, 3, 4]})
+    daemon.cancel(array)
+    daemon.stop()
+    with sqlite3.connect(daemon.state / "carma.db") as connection:
+        connection.execute("UPDATE jobs SET body = 'gone'")
+    connection.close()
+    daemon.start()
+    found = daemon.job(first)
+    assert found["state"] == "failed" and NOTE in found["notes"]
+    assert daemon.job(first)["exit"]["evidence"] == NOTE
+    (out,) = daemon.post("/v1/requeue", {"select": str(first)})["results"]
+    assert not out["ok"] and NOTE in out["message"]
+    assert daemon.call("GET", f"/v1/jobs/{array}_2")[0] == 404
+    assert daemon.get("/v1/health")["status"] == "ok"
+    assert daemon.ended(daemon.sh("exit 4"))["exit"]["code"] == 4
 
 
 # -- another daemon, and files that are in the way
