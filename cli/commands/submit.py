@@ -51,10 +51,8 @@ def submit(options: Namespace) -> int:
         warn_of_input()
     settle_messages(options, body)
     refuse_missing(options, body)
-    if options.dry_run:
-        return _dry_run(body, options)
     try:
-        return _submit(body, options)
+        return _dry_run(body, options) if options.dry_run else _submit(body, options)
     except Refused as refused:
         if refused.code != "running":  # as `--unless-running` asks
             raise

@@ -397,7 +397,7 @@ def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> 
 def test_a_job_at_a_terminal_and_who_joins_it_are_in_the_jobs_cgroup(machine: Machine) -> None:
     """The user's own process is moved there; a scope of its own would be a second unit."""
     look = "grep ^0:: /proc/self/cgroup"
-    script = f"{look}; {CARMA[0]} exec $CARMA_JOB_ID {look}"
+    script = f"{look}; {CARMA[0]} attach $CARMA_JOB_ID {look}"
     command = f"cd /; CARMA_SOCKET={SOCKET} {CARMA[0]} run -Q sh -c '{script}'"
     said = machine.run("sh", "-c", command, user="ada").splitlines()
     job = machine.call("GET", "/v1/jobs?select=last")["jobs"][0]

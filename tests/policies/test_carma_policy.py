@@ -338,7 +338,7 @@ def test_who_was_suspended_is_told_for_whom_and_when_it_may_be_back():
     short = server.submit(memory_mib=20_000, expected_s=240.0)
     server.pass_time(2)
     assert server.job(long).state is JobState.SUSPENDED and server.job(short).gpus
-    jobs = Jobs(server.scene, lambda job: ("", ""), server.job(long).spec.owner, True)
+    jobs = Jobs(server.scene, lambda job, ahead: ("", ""), server.job(long).spec.owner, True)
     told = why_out(server.job(long), server.scene, (), jobs)
     assert told["headline"].startswith(
         f"suspended for job {short} (4 min left against your 9.0 h); back by "

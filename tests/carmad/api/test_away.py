@@ -28,7 +28,7 @@ ALONE = replace(SETTINGS, policy="exclusive")
 
 def headline(on: FakeServer, id: JobId, whose: tuple[int, str] | None = None) -> str:
     owner = whose or on.job(id).spec.owner
-    jobs = Jobs(on.scene, lambda job: ("out", "err"), owner, see_all=True)
+    jobs = Jobs(on.scene, lambda job, ahead: ("out", "err"), owner, see_all=True)
     found: str = why.why_out(on.job(id), on.scene, (), jobs)["headline"]
     return found
 
