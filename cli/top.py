@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cli.text import Block, Column
 
 WITHIN_S = 5.0  # for an answer
-PAST_EVERY_S, STEP_S = 10.0, 10
+PAST_EVERY_S, STEP_S = 10.0, 60
 TAIL_BYTES = 65536  # of a log
 LEAST_JOBS = 3  # lines that the head leaves them, with their header
 SORTS = ("", "-time", "-vram", "user", "name")  # columns; the first: as the daemon sends them

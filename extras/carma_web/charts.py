@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         TimelineOut,
     )
 
-HOURS = {1: 10, 6: 30, 24: 120}  # with the width of a bin, in seconds
+HOURS = {1: 60, 6: 60, 24: 120}  # with the width of a bin, in seconds
 USUAL_HOURS = 6
 SPARK_HOURS, SPARK_STEP_S = 1, 60
 MOST_NAMED = 20  # jobs of a chart or in its summary; the others are added up

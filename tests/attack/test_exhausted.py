@@ -30,6 +30,9 @@ def group() -> Iterator[Path]:
         pytest.skip("no cgroup can be made that limits processes")
     yield path
     (path / "pids.max").write_text("max")
+    until(
+        lambda: not (path / "cgroup.procs").read_text(), "what a stopped daemon had started to end"
+    )
     path.rmdir()
 
 

@@ -16,9 +16,10 @@ from textual.pilot import Pilot
 from cli import host, top
 from cli.dashboard import graph
 from tests import fake_daemon as fakes
+from tests.aio import run_here
 from tests.fake_daemon import FakeDaemon, gpu, job, waiting
 from tests.terminal import Terminal
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CARMA = [sys.executable, "-c", "from cli.main import main; main()"]
 JOBS = [
@@ -57,11 +58,9 @@ class Shown:
         return [line.split()[0] for line in jobs]
 
     async def shows(self, text: str) -> None:
-        for _ in range(500):
-            if any(text in line for line in self.lines):
-                return
-            await self.pilot.pause(0.02)
-        raise AssertionError(f"{text!r} in {self.lines}")
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(text in line for line in self.lines):
+                await self.pilot.pause(0.02)
 
 
 def play(
@@ -74,7 +73,7 @@ def play(
             await shown.shows("q Quit")
             await what(shown)
 
-    asyncio.run(run())
+    run_here(run())
 
 
 def busy(fake: FakeDaemon, gpus: int = 3) -> None:
@@ -231,10 +230,9 @@ def test_cancelling_asks_first(fake: FakeDaemon) -> None:
         await shown.press("x")
         assert ("POST", "/v1/cancel") not in [asked[:2] for asked in fake.asked]
         await shown.press("c", "y")
-        for _ in range(500):
-            if told := [body for method, _, _, body in fake.asked if method == "POST"]:
-                break
-            await shown.pilot.pause(0.02)
+        async with asyncio.timeout(PATIENCE_S):
+            while not (told := [body for method, *_, body in fake.asked if method == "POST"]):
+                await shown.pilot.pause(0.02)
         assert told[0]["select"] == "3_[2-99%4]"
 
     play(look)

@@ -507,8 +507,8 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
     assert results == [said]
     assert [len(step.jobs) for step in written if step.jobs][-1] == 1
     assert daemon.service.tally.waiting(Owner(os.getuid(), user_name())).jobs == 0
-    ends = {labels: n for metric, labels, n in daemon.service.counts.counters() if metric is ENDED}
-    assert ends["cancelled",] == TASKS
+    counted = daemon.service.counts.registry
+    assert counted.get_sample_value(ENDED.name, {"outcome": "cancelled"}) == TASKS
     past = daemon.call("GET", "/v1/history")[1]["jobs"]
     assert [(job["count"], job["tasks"]) for job in past] == [(TASKS, f"0-{TASKS - 1}")]
     job = daemon.call("GET", f"/v1/jobs/{array}_2718")[1]

@@ -64,11 +64,12 @@ def test_nobody_joins_the_one_that_is_left_of_a_pair(simulated_with):
 
 
 def test_a_pair_is_seen_and_a_deadline_kept_that_fifo_misses(simulated_with):
-    """The loader joins the first job when that has settled: 10 s to its first kernel, 30 s more.
+    """The loader, packed with the first job, joins it when that has settled: 10 s to its first
+    kernel, 30 s more.
     The urgent one came last, gains nothing beside the first one, and is next."""
     tasks = (
         task("first", 0.0, 1000.0, stages=NOTHING_LEFT),
-        task("loader", 1.0, 100.0, stages=LOADS),
+        task("loader", 0.0, 100.0, stages=LOADS),
         task("long", 2.0, 5000.0, exclusive=True),
         task("urgent", 3.0, 500.0, stages=NOTHING_LEFT, deadline_s=2000.0),
     )

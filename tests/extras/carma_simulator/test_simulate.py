@@ -347,7 +347,7 @@ def test_nothing_is_simulated_twice(
         ("two.csv --tune monitor.windows_s=3,4", "Did you mean monitor.window_s?"),
         ("two.csv --tune monitor.window_s=3,", "should be a valid number"),
         ("two.csv --tune monitor.window_s", "should be a valid number"),
-        ("two.csv --jobs 0", "'--jobs'"),
+        ("two.csv --jobs 0", "--jobs: "),
     ],
 )
 def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, piece: str) -> None:
