@@ -53,16 +53,16 @@ def in_thread(
     return ask
 
 
-def iterated(
+def iterate(
     method: Callable[Concatenate[Client, P], Generator[T, None, None]],
 ) -> Callable[Concatenate[AsyncClient, P], Iterated[T]]:
     """The method, in a thread of its own."""
 
     @wraps(method)
-    def iterate(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterated[T]:
+    def begin(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Iterated[T]:
         return Iterated(client._client, method, args, kwargs)
 
-    return iterate
+    return begin
 
 
 class AsyncClient:
@@ -82,8 +82,8 @@ class AsyncClient:
     hold = in_thread(Client.hold)
     release = in_thread(Client.release)
     requeue = in_thread(Client.requeue)
-    logs = iterated(Client.logs)
-    events = iterated(Client.events)
+    logs = iterate(Client.logs)
+    events = iterate(Client.events)
 
     async def wait(self, label: str) -> JobOut:
         path = f"{job_path(label)}/wait"

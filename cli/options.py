@@ -221,7 +221,7 @@ def parser_of(option: Option) -> Callable[[str], Any] | None:
     return read_or_clear
 
 
-def ignored(options: Any) -> list[str]:
+def find_ignored(options: Any) -> list[str]:
     """The options of sbatch's that were given, as words."""
     return [
         f"{option.flag}={value}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from carma_client.limits import soft_limits
 from carmad.options import OPTIONS
 from cli.client import resolve
-from cli.options import IGNORED, SUBMIT, ignored, override, settle
+from cli.options import IGNORED, SUBMIT, find_ignored, override, settle
 from cli.problems import Usage, note
 from cli.reader import Parser
 from cli.script import Directive, Script, find_script, runnable, sweep
@@ -84,7 +84,7 @@ def complete(
         request = sweep(request, options, plain=script is None and options.wrap is None)
     elif request["array"] and not request["array"]["indices"]:
         raise Usage("which indices? %N alone is for --param", "give a list, such as --array 0-15%4")
-    options.ignored = getattr(given, "ignored", None) or ignored(given)
+    options.ignored = getattr(given, "ignored", None) or find_ignored(given)
     options.lost = script.lost if script else ""
     options.late = "" if marked else _late(parser, command)
     return options, request
@@ -243,7 +243,7 @@ def _read_directives(
                 parser.parse_args([*own, *others], options)
         except Usage as error:
             raise Usage(f"{where}: {error.message}", error.hint) from None
-        left += options.__dict__.pop("ignored", None) or ignored(options)
+        left += options.__dict__.pop("ignored", None) or find_ignored(options)
         vars(options).update(dict.fromkeys(IGNORED))
         if foreign is not None:
             foreign += left

@@ -102,10 +102,10 @@ _TABLE = {  # by panel: a verb, its module, its line; below a group, that of its
         ("gpus", "gpus", "Show each GPU's collocation risk, and the limits that apply to it."),
         ("history", "past", "List ended jobs, newest first."),
         ("stats", "past", "Add up jobs, GPU hours, energy and waiting, by user or by month."),
-        ("share", "shares", "Show each user's recent use. Those who used far less go first."),
+        ("share", "shares", "Show each user's recent use: who has used least goes first."),
     ),
     ADMINISTRATION: (
-        ("reserve", "shares", "Reserve GPUs, --me for your own jobs; or list the reservations."),
+        ("reserve", "shares", "Reserve GPUs (--me: for your own jobs), or list reservations."),
         ("limit", "shares", "List limits, or set one: in force at once, and kept."),
         ("drain", "gpus", "Start no more jobs on these GPUs; running jobs continue, or move."),
         ("doctor", "doctor", "Check this machine and the daemon. Exits with 1 if a check fails."),
@@ -115,7 +115,7 @@ _TABLE = {  # by panel: a verb, its module, its line; below a group, that of its
     "daemon": (
         ("daemon start", "server", "Start a daemon for your own jobs, in the background."),
         ("daemon run", "server", "Run the daemon in the foreground."),
-        ("daemon stop", "server", "Stop the daemon. Running jobs continue; the next one has them."),
+        ("daemon stop", "server", "Stop the daemon. Running jobs continue under the next one."),
         ("daemon status", "server", "Show whether the daemon is running, and where."),
         ("daemon install", "server", "Install the systemd units of carmad. For root."),
         ("daemon replay", "server", "Replay a journal, and check that every decision is the same."),

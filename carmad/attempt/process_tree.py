@@ -115,12 +115,12 @@ class Tree:
         """All live processes of the job: pid and start time."""
         found = {pid: start for pid, start in self._followed.items() if running(pid, start)}
         if self._mark and self._followed and self.cgroup is None:
-            found |= self.marked()
+            found |= self.find_marked()
         elif self._strangers:
             found |= self._containers()
         return self._own(found)
 
-    def marked(self) -> dict[int, int]:
+    def find_marked(self) -> dict[int, int]:
         """The user's processes with the mark; no zombie, which its parent may reap last."""
         return self._marks.having(self._mark, _running_processes(self._uid))
 

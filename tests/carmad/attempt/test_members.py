@@ -361,7 +361,7 @@ def test_what_its_parent_has_not_reaped_is_not_waited_for() -> None:
     tree.follow(shell, start)
     env = {VARIABLE.decode(): mark.decode(), "PATH": os.defpath}
     with subprocess.Popen(["sleep", "1000"], env=env) as program:
-        until(lambda: program.pid in tree.marked(), "the program to begin")
+        until(lambda: program.pid in tree.find_marked(), "the program to begin")
         program.kill()
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-        assert program.pid not in tree.marked()
+        assert program.pid not in tree.find_marked()

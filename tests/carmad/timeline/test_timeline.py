@@ -226,15 +226,19 @@ def test_what_is_of_the_future_is_forgotten(recorded: Recorded) -> None:
     assert recorded.timeline.tracks(NOON, 3600, 2, NOON + 60)[0].bins[JobId(0)].keys() == {0}
 
 
+def fill_disk(recorded: Recorded) -> None:
+    """Save what is there, and leave room for nothing more."""
+    recorded.timeline.save(NOON + 180)
+    disk = recorded.timeline._database
+    assert disk is not None
+    disk.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size for less than that
+
+
 def test_what_a_full_disk_refuses_is_a_gap(
     recorded: Recorded, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorded.read(0)
-    recorded.timeline.save(NOON + 180)
-    disk = recorded.timeline._database
-    assert disk is not None
-    (pages,) = disk.execute("PRAGMA page_count").fetchone()
-    disk.execute(f"PRAGMA max_page_count = {pages}")
+    fill_disk(recorded)
     for minute in range(4):
         for n in range(100):
             recorded.read(180 + minute * 60, *(used(n + job, 10) for job in range(1, 17)))
@@ -254,11 +258,7 @@ def test_what_is_recorded_can_be_read_while_the_disk_is_full(
 ) -> None:
     """To open the file anew takes space."""
     recorded.read(0)
-    recorded.timeline.save(NOON + 180)
-    disk = recorded.timeline._database
-    assert disk is not None
-    (pages,) = disk.execute("PRAGMA page_count").fetchone()
-    disk.execute(f"PRAGMA max_page_count = {pages}")
+    fill_disk(recorded)
     recorded.timeline._mark([(GPU.id, Mark(NOON + 180, Kind.DRAINED, None, "x" * 200))] * 100)
     recorded.timeline.save(NOON + 240)
 
