@@ -289,7 +289,7 @@ def test_the_rest() -> None:
     assert "3.25 kWh" in totals
     assert totals.split()[:6] == ["USER", "JOBS", "OK", "FAILED", "OOM", "CANCELLED"]
     assert totals.splitlines()[1].split()[1:6] == ["11", "5", "1", "1", "4"], "they add up"
-    checks = plain(doctor.check_table(fake.ANSWERS["GET", "/v1/doctor"]))
+    checks = plain([doctor.check_table(fake.ANSWERS["GET", "/v1/doctor"])])
     assert "no DCGM" in checks and "→ install it" in checks
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}
     assert "It would start now." in plain(render.dry_run(dry))
