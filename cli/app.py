@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from carmad import DISTRIBUTION
 from carmad.errors import CarmaError
 from carmad.options import Option
-from cli import hot, output, verbs
+from cli import hot, verbs
 from cli.options import CHOICE, JOBS_HELP, JSON, OF_USER, parser_of
 from cli.problems import Usage, no_option
 from cli.verbs import Command
@@ -335,17 +335,13 @@ application = typer.Typer(
 
 @application.callback()
 def main(
-    color: Annotated[
-        str,
-        typer.Option(metavar="WHEN", help=f"when to colour: {', '.join(output.COLORS)}"),
-    ] = output.AUTO,
     version: Annotated[
         bool,
         option("--version", help="print the version", is_eager=True, callback=_version),
     ] = False,
     everything: Everything = False,
 ) -> None:
-    output.choose_color(color)
+    """What comes before the verb."""
 
 
 def build() -> Any:

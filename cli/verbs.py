@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cli.problems import Problem, Usage
+from cli.problems import Problem, Usage, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -141,7 +141,6 @@ _TABLE = {  # by panel: a verb, its module, its line; below a group, that of its
     ),
     "daemon": (
         ("daemon start", "server", "Start a daemon for your own jobs, in the background."),
-        ("daemon run", "server", "Run the daemon in the foreground."),
         ("daemon stop", "server", "Stop the daemon. Running jobs continue under the next one."),
         ("daemon status", "server", "Show whether the daemon is running, and where."),
         ("daemon install", "server", "Install the systemd units of carmad. For root."),
@@ -217,13 +216,11 @@ def find_word(name: str) -> Word | None:
 
 def unknown(name: str, known: list[str], command: str = "carma") -> Usage:
     """That there is no such verb, and what there is instead."""
-    from difflib import get_close_matches
-
     hint = f"see `{command} --help`"
     if command == "carma" and (name in GONE or name.lower() in INSTEAD):
         hint = GONE.get(name) or f"use `carma {INSTEAD[name.lower()]}`"
-    elif near := get_close_matches(name, known, n=1):
-        hint = f"did you mean `{command} {near[0]}`?"
+    elif near := nearest(name, known):
+        hint = f"did you mean `{command} {near}`?"
     return Usage(f"there is no command `{command} {name}`", hint)
 
 

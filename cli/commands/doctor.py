@@ -87,7 +87,7 @@ def doctor(
     ] = False,
     model: Annotated[
         str | None,
-        option("--model", metavar="NAME", help="draw this model: its tree, or its curves"),
+        option("--model", metavar="NAME", help="show this model: its tree, or its curves"),
     ] = None,
     train: Annotated[bool, option("--train", help="train the models now (administrators)")] = False,
     notify: Annotated[

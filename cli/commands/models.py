@@ -3,7 +3,7 @@ estimators of memory are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -14,7 +14,6 @@ from cli.problems import Usage
 from cli.text import (
     NOTHING,
     Table,
-    bar,
     columns,
     heading,
     in_style,
@@ -26,7 +25,7 @@ from cli.text import (
 
 if TYPE_CHECKING:
     from carmad.api.estimates import EstimatorsOut
-    from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
+    from carmad.api.models import ModelDetailOut, ModelOut, ModelsOut, TrainingOut
     from cli.text import Block
 
 
@@ -45,10 +44,6 @@ def show(name: str | None, train: bool, json: bool) -> int:
     else:
         output.show(model_list(answer) if name is None else model_details(answer))
     return 0
-
-
-MOST_BINS = 16  # drawn per curve: --json has all
-WIDTH = 24  # of a bar, in characters
 
 
 def model_list(answer: ModelsOut) -> list[Block]:
@@ -81,12 +76,10 @@ def model_details(answer: ModelDetailOut) -> list[Block]:
     if answer["curves"]:
         of = "the logarithm of the prediction" if answer["link"] == "log" else "the prediction"
         parts += heading(f"what each value adds to {of}")
-    # One scale for all curves, so that small effects look small.
-    scores = (abs(bin["score"]) for curve in answer["curves"] for bin in curve["bins"])
-    greatest = max(scores, default=0.0)
     for curve in answer["curves"]:
         parts += heading(f"  {clean(curve['feature'])}")
-        parts.append(_curve(curve["bins"], greatest))
+        rows = ((f"    {clean(bin['label'])}", f"{bin['score']:+.3g}") for bin in curve["bins"])
+        parts.append(pairs(rows))
     return parts
 
 
@@ -116,30 +109,8 @@ def _first_error(one: ModelOut) -> str:
 
 def _importance(one: ModelOut) -> list[Block]:
     shares = one["importance"]
-    greatest = max(shares.values(), default=0.0) or 1.0
-    made = Table(columns("- - -"), header=False)
-    for feature, share in shares.items():
-        made.add(f"  {clean(feature)}", f"{share:.3f}", bar(share / greatest, WIDTH))
-    return [*heading("importance"), made] if shares else []
-
-
-def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
-    made = Table(columns("-> -> -"), header=False)
-    for bin in _thin(bins):
-        score = bin["score"]
-        length = round(abs(score) / (greatest or 1.0) * WIDTH / 2)
-        left, right = ("█" * length, "") if score < 0 else ("", "█" * length)
-        drawn = f"{left:>{WIDTH // 2}}│{right}"
-        made.add(f"    {clean(bin['label'])}", f"{score:+.3g}", drawn)
-    return made
-
-
-def _thin(bins: Sequence[BinOut]) -> list[BinOut]:
-    """An even selection with the first and the last."""
-    if len(bins) <= MOST_BINS:
-        return list(bins)
-    last = len(bins) - 1
-    return [bins[round(n * last / (MOST_BINS - 1))] for n in range(MOST_BINS)]
+    rows = ((f"  {clean(feature)}", f"{share:.3f}") for feature, share in shares.items())
+    return [*heading("importance"), pairs(rows)] if shares else []
 
 
 def show_estimators(json: bool) -> int:

@@ -22,7 +22,6 @@ from carmad.installed import how_to_add
 from carmad.learning import trained as daemon_models
 from carmad.learning.models import Additive, Bins, Model, Node, Shape, Tree
 from cli import render
-from cli.commands import models
 from cli.main import run
 from tests import fake_daemon as fake
 from tests.api_server import Daemon, Untrained, as_uid, running, user_name
@@ -235,9 +234,6 @@ def test_a_tree_and_curves_are_drawn(daemon: Daemon, capsys: pytest.CaptureFixtu
     assert run(["doctor", "--model", "duration"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "what each value adds to the logarithm of the prediction" in lines
-    ada, bob = (next(line for line in lines if name in line) for name in ("ada", "bob"))
-    assert (ada.count("█"), ada.index("█") < ada.index("│")) == (12, True)
-    assert (bob.count("█"), bob.index("█") > bob.index("│")) == (6, True)
+    assert any(line.split() == ["ada", "-2"] for line in lines), lines
     of_gpus = lines[lines.index("  gpus") + 1 : lines.index("  user")]
-    assert len(list(filter(None, of_gpus))) == models.MOST_BINS
     assert "missing" in of_gpus[0]
