@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Annotated, Any
 
@@ -270,23 +271,21 @@ Everything = Annotated[
 
 
 def complete_jobs(incomplete: str) -> list[str]:
-    from cli import client
-
-    try:
-        jobs = client.get("/v1/jobs", within_s=2.0)["jobs"]
-    except CarmaError:
-        return []  # nothing to offer; completion must not print errors
-    return [job["label"] for job in jobs if job["label"].startswith(incomplete)]
+    return _complete("/v1/jobs", "jobs", "label", incomplete)
 
 
 def complete_users(incomplete: str) -> list[str]:
+    return _complete("/v1/share", "users", "user", incomplete)
+
+
+def _complete(path: str, of: str, name: str, incomplete: str) -> list[str]:
+    """Nothing, if the daemon does not answer: completion must not print errors."""
     from cli import client
 
-    try:
-        users = client.get("/v1/share", within_s=2.0)["users"]
-    except CarmaError:
-        return []
-    return [user["user"] for user in users if user["user"].startswith(incomplete)]
+    with suppress(CarmaError):
+        found = client.get(path, within_s=2.0)[of]
+        return [each[name] for each in found if each[name].startswith(incomplete)]
+    return []
 
 
 JOB_HELP = (

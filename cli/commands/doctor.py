@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Its own options: a package takes none of them.
 OWN = frozenset(
-    ("device", "estimators", "gpu", "help", "json", "model", "models", "notify", "train", "write")
+    ("device", "estimators", "gpu", "help", "json", "models", "notify", "train", "write")
 )
 ADDED = {name: its for name, its in load_added("checks", Checks).items() if name not in OWN}
 
@@ -85,10 +85,6 @@ def doctor(
             help="list instead the models of policies and predictors, and their accuracy",
         ),
     ] = False,
-    model: Annotated[
-        str | None,
-        option("--model", metavar="NAME", help="show this model: its tree, or its curves"),
-    ] = None,
     train: Annotated[bool, option("--train", help="train the models now (administrators)")] = False,
     notify: Annotated[
         bool,
@@ -117,10 +113,10 @@ def doctor(
         return run_selftest(device or "", json, write)
     if device or write:
         raise Usage("--device and --write need --gpu")
-    if estimators or models or model or train:
+    if estimators or models or train:
         from cli.commands import models as learned
 
-        return learned.show_estimators(json) if estimators else learned.show(model, train, json)
+        return learned.show_estimators(json) if estimators else learned.show(train, json)
     if notify:
         from cli.messages import say_where, send_test
 
