@@ -39,7 +39,7 @@ class Command:
         """`module`: "package.module", or one of `cli.commands`. `panel`: of the help. `below`: the
         verbs of a group, which begin with its name."""
         self.name = name
-        self.module = self.own_module = module if "." in module else f"cli.commands.{module}"
+        self.module = module if "." in module else f"cli.commands.{module}"
         self.summary = summary
         self.panel = panel
         self.below = below
