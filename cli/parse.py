@@ -34,6 +34,7 @@ UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 DEFAULT_WARNING_S = 60
 SMALLEST_BARE_MIB = 256
 SHORTEST_S = 0.2
+MOST = 1_000_000_000
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
@@ -185,12 +186,13 @@ def _matching(option: str, text: str, what: str) -> str:
     return text
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
+def whole(low: int, high: int = MOST) -> Callable[[str], int]:
     """A parser of whole numbers in that range."""
 
     def read(text: str) -> int:
         if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+            most = f" to {high}" if high < MOST else " on"
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {low}{most}")
         return int(text)
 
     return read

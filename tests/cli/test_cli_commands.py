@@ -335,7 +335,7 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         "update",
         "queue --nope",
         "queue --me=1",
-        "top -w x",
+        "top --every x",
         "queue -t purple",
     )
     wrong += ("queue -o nope", "queue -S x", "history --since yesteryear")
@@ -343,6 +343,18 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         assert run(words.split()) == 2, words
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("carma: ") and err.count("\n") <= 2, words
+    for words, said in (
+        ("daemon run", "use `carmad`, with the same options"),
+        ("history --export x.csv", "use `carma simulate --history --export FILE`"),
+        ("top -w 5", "use --every SECONDS"),
+        ("--color always queue", "use NO_COLOR=1 or FORCE_COLOR=1"),
+        ("history --limit x", "--limit: 'x' is not a whole number from 1 on"),
+        ("run --pid 0", "--pid: '0' is not a whole number from 1 on"),
+        ("queue --json=1", "--json takes no value\nhint: write --json alone"),
+        ("status --json=1", "--json takes no value\nhint: write --json alone"),
+    ):
+        assert run(words.split()) == 2
+        assert said in capsys.readouterr().err
     assert run(["queu"]) == 2
     expected = "carma: there is no command `carma queu`\nhint: did you mean `carma queue`?\n"
     assert capsys.readouterr().err == expected
