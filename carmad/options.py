@@ -3,12 +3,13 @@
 Derived from this table: the command line and `#CARMA` lines (`cli.options`), the
 request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.job`),
 `carma show`, the reference, and which jobs share a memory estimate (`carmad.estimates.asking`).
-Nothing is imported here: `carma submit` must start quickly.
+Imports stay light: `carma submit` must start quickly.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing takes 2 ms
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from typing import Any, TypeVar, dataclass_transform
 

@@ -6,31 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carma_client.client import Client
-from carma_client.transport import TIMEOUT_S, Broken, with_query
+from carma_client.transport import TIMEOUT_S as TIMEOUT_S
+from carma_client.transport import Broken as Broken
+from carma_client.transport import with_query as with_query
 from cli.problems import Refused, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
-
-__all__ = [
-    "SLURM",
-    "TIMEOUT_S",
-    "Broken",
-    "events",
-    "exit_code",
-    "fold_labels",
-    "get",
-    "named",
-    "outcomes",
-    "outlive_stop",
-    "post",
-    "requeue",
-    "resolve",
-    "spans",
-    "wait_for",
-    "with_query",
-]
 
 SLURM = "slurm:"
 

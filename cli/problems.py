@@ -6,27 +6,16 @@ import errno
 import sys
 from typing import TYPE_CHECKING
 
-from carma_client import FORBIDDEN, Problem, Refused, Unknown, Unreachable
+from carma_client import FORBIDDEN as FORBIDDEN
+from carma_client import Problem as Problem
+from carma_client import Refused as Refused
+from carma_client import Unknown as Unknown
+from carma_client import Unreachable as Unreachable
 from carmad.errors import CarmaError
 from carmad.readable import clean_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-__all__ = [
-    "FORBIDDEN",
-    "INTERRUPTED",
-    "Problem",
-    "Refused",
-    "Unknown",
-    "Unreachable",
-    "Usage",
-    "nearest",
-    "no_option",
-    "no_value",
-    "note",
-    "report",
-]
 
 INTERRUPTED = 130
 OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

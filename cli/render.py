@@ -421,8 +421,8 @@ def prediction(job: JobOut) -> Iterator[Block]:
     """Its profile and predicted duration, if there are any."""
     if profile := job.get("profile"):
         yield f"profile: {_about_profile(profile)}"
-        yield from _table(
-            (one["name"], f"{one['mean']:.2f}  (variance {one['variance']:.3g})")
+        yield pairs(
+            (f"  {clean(one['name'])}", f"{one['mean']:.2f}  (variance {one['variance']:.3g})")
             for one in profile["indicators"]
         )
     if prediction := job.get("prediction"):
@@ -432,7 +432,7 @@ def prediction(job: JobOut) -> Iterator[Block]:
             told = f"duration unknown; a guess: {span(seconds) if seconds >= 1 else 'seconds'}"
         yield f"{told} ({source})"
         yield from (f"  · {clean(note)}" for note in prediction["notes"])
-        yield from _table((name, f"{part:+.2f}") for name, part in _greatest(prediction))
+        yield pairs((f"  {clean(name)}", f"{part:+.2f}") for name, part in _greatest(prediction))
     if (parts := job.get("accumulation", 1)) > 1:
         yield f"each batch is split into {parts} parts"
 
@@ -445,11 +445,3 @@ def _about_profile(profile: ProfileOut) -> str:
 def _greatest(prediction: PredictionOut) -> list[tuple[str, float]]:
     parts = sorted(prediction["parts"].items(), key=lambda part: -abs(part[1]))
     return [part for part in parts[:MOST_PARTS] if abs(part[1]) >= LEAST_PART]
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> Iterator[Block]:
-    made = Table(columns("- -"), header=False)
-    for name, value in rows:
-        made.add(f"  {clean(name)}", value)
-    if made.rows:
-        yield made

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from carmad.options import MAX_PARAMS, MAX_SCRIPT_BYTES, MAX_TASKS
 from cli.problems import Usage
@@ -27,24 +27,16 @@ HEAD_BYTES = 65536  # directives are at the top
 SHELLS = ("sh", "ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "tcsh", "zsh")
 
 
-class Script:
-    """`data`: what the job gets a copy of, at most one byte more than MAX_SCRIPT_BYTES; None: it is
-    run where it is. `lost`: where directives have no effect, and why; "": nowhere."""
+class Script(NamedTuple):
+    path: str
+    interpreter: tuple[str, ...]
+    directives: list[Directive]
+    data: bytes | None  # for the job's copy, at most MAX_SCRIPT_BYTES + 1; None: it is run in place
+    lost: str = ""  # where directives have no effect, and why; "": nowhere
 
-    def __init__(
-        self,
-        path: str,
-        interpreter: tuple[str, ...],
-        directives: list[Directive],
-        data: bytes | None,
-        lost: str = "",
-    ):
-        self.path = path
-        self.name = Path(path).name
-        self.interpreter = interpreter
-        self.directives = directives
-        self.data = data
-        self.lost = lost
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
 
     def text(self) -> str:
         """Of the copy. Raises Usage if it cannot be copied."""

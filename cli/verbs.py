@@ -8,7 +8,7 @@ of the group `carma.checks`, each named as the option that asks for it alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cli.problems import Problem, Usage, nearest
 
@@ -24,75 +24,48 @@ JOBS, MONITORING, ADMINISTRATION, MORE = "Jobs", "Monitoring", "Administration",
 PANELS = (JOBS, MONITORING, ADMINISTRATION, MORE)
 
 
-class Command:
+class Command(NamedTuple):
     """A verb is the function of its name in its module: of `daemon start`, `daemon_start`. Its help
     begins with its summary; what follows is the function's docstring."""
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        summary: str,
-        panel: str = MORE,
-        below: tuple[Command, ...] = (),
-    ) -> None:
-        """`module`: "package.module", or one of `cli.commands`. `panel`: of the help. `below`: the
-        verbs of a group, which begin with its name."""
-        self.name = name
-        self.module = module if "." in module else f"cli.commands.{module}"
-        self.summary = summary
-        self.panel = panel
-        self.below = below
+    name: str
+    module: str  # "package.module", or one of `cli.commands`
+    summary: str
+    panel: str = MORE  # of the help
+    below: tuple[Command, ...] = ()  # the verbs of a group, which begin with its name
 
-    def in_module(self, module: str, summary: str = "") -> Command:
-        """The same verb, with the same options, as another module does it. `summary`: if it is not
-        the usual one."""
-        other = Command(self.name, self.module, summary or self.summary, self.panel, self.below)
-        other.module = module
-        return other
-
-    def function(self, module: str = "") -> Callable[..., int]:
+    def function(self) -> Callable[..., int]:
         """What it does."""
-        found: Callable[..., int] = _find(
-            module or self.module, self.name.replace("-", "_").replace(" ", "_")
-        )
+        module = self.module if "." in self.module else f"cli.commands.{self.module}"
+        found: Callable[..., int] = _find(module, self.name.replace("-", "_").replace(" ", "_"))
         return found
 
 
-class Word:
+class Word(NamedTuple):
     """Another program's name, for links to `carma`: what it does is a function that gets the name
     and the words after it, and returns the exit code."""
 
-    def __init__(self, name: str, function: str) -> None:
-        """`function`: "package.module:function"."""
-        self.name = name
-        self._function = function
+    name: str
+    function: str  # "package.module:function"
 
     def run(self, words: list[str]) -> int:
-        code: int = _find(*self._function.split(":"))(self.name, words)
+        code: int = _find(*self.function.split(":"))(self.name, words)
         return code
 
 
-class Checks:
-    """`summary`: the help of the option. `run`: does the checks, one after the other.
-    `take_over`: whether they are what to check on this machine, which has no daemon."""
+class Checks(NamedTuple):
+    summary: str  # the help of the option
+    run: Callable[[], Iterable[CheckOut]]  # does the checks, one after the other
+    take_over: Callable[[], bool] = lambda: False  # on a machine without a daemon
 
-    def __init__(
-        self,
-        summary: str,
-        run: Callable[[], Iterable[CheckOut]],
-        take_over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.summary = summary
-        self.run = run
-        self._take_over = take_over
 
-    def take_over(self) -> bool:
-        """False, too, if that cannot be told."""
-        try:
-            return self._take_over()
-        except (Exception, SystemExit):  # noqa: BLE001 - foreign code
-            return False
+def takes_over(its: Checks) -> bool:
+    """Whether they are what to check on this machine, which has no daemon; False, too, if that
+    cannot be told."""
+    try:
+        return its.take_over()
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code
+        return False
 
 
 def _find(module: str, name: str) -> Any:

@@ -26,7 +26,7 @@ from cli.commands.config import check_settings
 from cli.options import OUTPUT
 from cli.problems import FORBIDDEN, Refused, Usage
 from cli.text import Table, columns, in_style
-from cli.verbs import Checks, load_added
+from cli.verbs import Checks, load_added, takes_over
 
 if TYPE_CHECKING:
     from carmad.api.job import JobOut
@@ -152,7 +152,7 @@ def _table(rows: Iterable[tuple[tuple[str, str], str, str, str]]) -> Table:
 
 
 def _all(added: Iterable[Checks]) -> Iterator[CheckOut]:
-    if not paths.is_served() and (its := next((its for its in added if its.take_over()), None)):
+    if not paths.is_served() and (its := next((its for its in added if takes_over(its)), None)):
         yield _python()
         yield from its.run()
         return

@@ -53,10 +53,13 @@ def daemon_start(
         )
     log = log_file or Path(state_dir or paths.state_dir()) / "carmad.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if os.geteuid() == 0 else 0o700)
+    words = [*python("carmad.daemon.main"), "--socket", str(where)]
+    for flag, path in (("state-dir", state_dir), ("config", config), ("log-file", log)):
+        words += [] if path is None else [f"--{flag}", str(path.absolute())]
     with log.open("ab") as out:
         before = out.tell()
         process = subprocess.Popen(
-            _command(where, emulated, state_dir, config, log),
+            words if emulated is None else [*words, "--emulated", emulated],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -149,20 +152,6 @@ def _listen_at(socket: Path | None) -> Path:
     if socket is not None:
         os.environ["CARMA_SOCKET"] = str(socket.absolute())
     return Path(paths.socket_path())
-
-
-def _command(
-    socket: Path,
-    emulated: str | None,
-    state_dir: Path | None,
-    config: Path | None,
-    log_file: Path | None,
-) -> list[str]:
-    words = [*python("carmad.daemon.main"), "--socket", str(socket)]
-    for flag, path in (("state-dir", state_dir), ("config", config), ("log-file", log_file)):
-        if path is not None:
-            words += [f"--{flag}", str(path.absolute())]
-    return words if emulated is None else [*words, "--emulated", emulated]
 
 
 def _health() -> Any:

@@ -830,15 +830,11 @@ def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     from cli.commands import server
 
-    real = server._command
+    def command(module: str) -> list[str]:
+        assert module == "carmad.daemon.main"
+        return [sys.executable, str(tmp_path / "fake_carmad.py")]
 
-    def command(*args: Any) -> list[str]:
-        words = real(*args)
-        start = python("carmad.daemon.main")
-        assert words[: len(start)] == start
-        return [sys.executable, str(tmp_path / "fake_carmad.py"), *words[len(start) :]]
-
-    monkeypatch.setattr(server, "_command", command)
+    monkeypatch.setattr(server, "python", command)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("CARMA_SOCKET", "")  # what --socket sets goes when the test ends
     return tmp_path / "run" / "s"

@@ -85,4 +85,4 @@ def verb(asked: Command) -> Command:
         instead = INSTEAD.get(asked.name, IN_THE_JOB).format(verb=asked.name)
         raise Usage(f"carma {asked.name} is for a node, where a carmad runs", instead)
     module = f"carma_slurm.login.{MODULES[asked.name]}"
-    return asked.in_module(module, SUMMARIES.get(asked.name, ""))
+    return asked._replace(module=module, summary=SUMMARIES.get(asked.name, asked.summary))

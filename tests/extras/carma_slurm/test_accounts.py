@@ -84,7 +84,7 @@ def says(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
 
 
 def on_a_login_node(verb: str) -> Command:
-    return OWN[verb].in_module(f"carma_slurm.login.{MODULES[verb]}")
+    return OWN[verb]._replace(module=f"carma_slurm.login.{MODULES[verb]}")
 
 
 def run_there(verb: str, *words: str) -> int:
