@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from cli.problems import Usage
@@ -13,7 +12,7 @@ from cli.problems import note as note
 from cli.text import Table, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -62,35 +61,12 @@ def uses_color() -> bool:
     return wants_color(_chosen, os.environ, sys.stdout.isatty())
 
 
-LOOK_S = 0.2  # between looks for new output
-NOW = b""  # among texts: what came before it is to be seen now
-
-
 def write(texts: Iterable[bytes]) -> None:
     """Write bytes as they come. What cannot be written is not raised in their generator, which
     would blame what it reads."""
     for text in texts:
         sys.stdout.buffer.write(text)
-        if text is NOW:
-            sys.stdout.buffer.flush()
-    sys.stdout.buffer.flush()
-
-
-def follow(
-    news: Callable[[], Iterator[bytes]], has_ended: Callable[[], bool], ask_s: float
-) -> Iterator[bytes]:
-    """What comes, until the job has ended. `ask_s`: between two questions whether it has."""
-    yield NOW
-    asked = 0.0
-    ended = False
-    while True:
-        if time.monotonic() - asked >= ask_s:
-            ended, asked = has_ended(), time.monotonic()
-        yield from news()
-        yield NOW
-        if ended:
-            return
-        time.sleep(LOOK_S)
+        sys.stdout.buffer.flush()
 
 
 def is_ascii() -> bool:

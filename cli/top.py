@@ -17,7 +17,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from carma_client.logs import open_log
+from carma_client.logs import tail
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, dashboard, output, overview, render
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 WITHIN_S = 5.0  # for an answer
 PAST_EVERY_S, STEP_S = 10.0, 60
-TAIL_BYTES = 65536  # of a log
+TAIL_LINES = 1000  # of a log
 LEAST_JOBS = 3  # lines that the head leaves them, with their header
 SORTS = ("", "-time", "-vram", "user", "name")  # columns; the first: as the daemon sends them
 SEARCHED = ("jobid", "name", "params", "user", "state", "where", "command")
@@ -406,16 +406,7 @@ def _one_of(label: str) -> str:
 
 
 def _tail(job: Any) -> list[Block]:
-    path = job.get("stdout")
-    if path is None:
+    if job.get("stdout") is None:
         return ["its output is its owner's"]
-    try:
-        with open_log(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            text = file.read(TAIL_BYTES)
-    except OSError as error:
-        started = job["started_at"] is not None
-        why = error.strerror if started else "the job has not started"
-        return [f"no output in {clean(path)}: {why}"]
-    lines = text.decode(errors="replace").splitlines()
-    return [styled(clean(line.rstrip("\r").rpartition("\r")[2].expandtabs())) for line in lines]
+    end = tail(job["stdout"], job, TAIL_LINES)
+    return [end.why] if end.why else [styled(line) for line in end.lines]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from carma_client.logs import ASK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
+from carma_client.logs import ASK_S, Log, blocks, elsewhere, has_log, last_lines, news, open_log
 from carmad.readable import clean
 from carmad.states import ENDED
 from cli import client, output
@@ -99,8 +99,8 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follows: bool)
     if follows:
         file.seek(end)
         path = f"/v1/jobs/{job['label']}"
-        yield from output.follow(
-            lambda: map(shown, log.news()), lambda: client.get(path)["state"] in ENDED, ASK_S
+        yield from map(
+            shown, news(log.news, lambda: client.get(path)["state"] in ENDED, time.sleep, ASK_S)
         )
 
 

@@ -636,7 +636,7 @@ def test_logs_are_followed_until_the_job_ends(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    monkeypatch.setattr("cli.output.LOOK_S", 0.01)
+    monkeypatch.setattr("carma_client.logs.LOOK_S", 0.01)
     monkeypatch.setattr("cli.commands.logs.ASK_S", 0.02)
     log = tmp_path / "log"
     log_of(fake, log, state="queued", started_at=None)

@@ -205,7 +205,7 @@ def test_a_job_has_a_page(fake: FakeDaemon, tmp_path: Path) -> None:
 
     async def look(shown: Shown) -> None:
         await shown.press("l")
-        await shown.shows("?[2Jevil[bold]")
+        await shown.shows("evil[bold]")
         assert any(line.strip() == "99%" for line in shown.lines), "of a line, what is left of it"
         await shown.press("k", "k")
         await shown.press("s")
