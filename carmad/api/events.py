@@ -10,9 +10,9 @@ import asyncio
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import NotRequired
 
 from typing_extensions import TypedDict
@@ -22,7 +22,8 @@ from carmad.api.rows import row_label
 from carmad.api.wire import as_json, pick, stamp, state_code
 from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.happenings import Happening, Kind, happenings, words
-from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.tasks import among
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.edge import Follower
 from carmad.guards import heard_by
@@ -117,6 +118,7 @@ class Events(Follower):
         self._conditions: dict[tuple[GpuId, str], float] = {}  # when each kind was last seen
         self._external: dict[GpuId, dict[int, float]] = {}
         self._news: set[asyncio.Event] = set()
+        self._awaited: dict[JobId, set[asyncio.Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: Counter[int] = Counter()
         self.listeners: list[Follower] = []
@@ -135,15 +137,23 @@ class Events(Follower):
         for follower in self.listeners:
             with heard_by(follower):
                 follower.on_happenings(new, self.gpus)
-        self.wake()
+        self._call(lambda: self._tell(new))
 
     def wake(self) -> None:
-        """Let all streams look again; from any thread."""
-        if self._news and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
+        """Let everyone who waits look again; from any thread."""
+        self._call(lambda: self._set(self._news, *self._awaited.values()))
 
-    def _wake(self) -> None:
-        for news in self._news:
+    def _call(self, tell: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(tell)
+
+    def _tell(self, new: Sequence[Happening]) -> None:
+        jobs = (each.job for each in new if each.job is not None)
+        ids = (id for job in jobs for id in among(job.ids, self._awaited))
+        self._set(self._news, *map(self._awaited.__getitem__, ids))
+
+    def _set(self, *waiting: Iterable[asyncio.Event]) -> None:
+        for news in chain.from_iterable(waiting):
             news.set()
 
     def _of_gpus(self, event: Sampled | Discovered) -> Iterator[Happening]:
@@ -210,6 +220,19 @@ class Events(Follower):
             self._streams[uid] -= 1
             if not self._streams[uid]:
                 del self._streams[uid]
+
+    @contextmanager
+    def of_job(self, job: JobId) -> Iterator[asyncio.Event]:
+        """Yields the event that is set when something happens to a job. The core is asked about the
+        job after this has been entered: it may have happened before."""
+        self._loop, news = asyncio.get_running_loop(), asyncio.Event()
+        self._awaited.setdefault(job, set()).add(news)
+        try:
+            yield news
+        finally:
+            self._awaited[job].discard(news)
+            if not self._awaited[job]:
+                del self._awaited[job]
 
     @property
     def place(self) -> int:

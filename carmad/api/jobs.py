@@ -413,24 +413,18 @@ async def wait(
     """The job once it has ended, or in its current state when the timeout has passed. `start`: also
     once it has GPUs. Of an array, once that holds for each task: the first that failed, or else the
     last; before, a task that is awaited."""
-    clock = asyncio.get_running_loop().time
-    moments = call.service.starts if start else call.service.endings
-    until, patient = clock() + timeout_s, True
+    clock, service = asyncio.get_running_loop().time, call.service
+    until = clock() + timeout_s
     while True:
         tasks, scene = await call.own_tasks(label)
         job = _telling(tasks, start)
-        if not (patient and _is_to_come(job, start)):
+        left_s = until - clock()
+        if left_s <= 0 or service.stopping or not _is_to_come(job, start):
             return answer(call.renderer(scene)(job))
-        come = moments.expect(job.id)
-        try:
-            if await call.service.ask(partial(_is_live_to_come, job.id, start)):
+        with service.events.of_job(job.id) as news:
+            if await service.ask(partial(_is_live_to_come, job.id, start)):
                 async with call.turn.rest():
-                    await _wait_for(request, come, until - clock())
-                patient = come.is_set()
-        finally:
-            moments.forget(job.id, come)
-        if call.service.stopping:
-            return answer(call.renderer(scene)(job))
+                    await _wait_for(request, news, left_s)
 
 
 def _telling(tasks: Sequence[Job], start: bool) -> Job:
@@ -456,9 +450,9 @@ def _is_to_come(job: Job, start: bool) -> bool:
     return not (job.ended or (start and job.holds_gpus))
 
 
-async def _wait_for(request: Request, come: asyncio.Event, timeout_s: float) -> None:
-    """Wait until the job has come so far, the timeout has passed, or the client has gone."""
-    waits = {asyncio.ensure_future(come.wait()), asyncio.ensure_future(disconnection(request))}
+async def _wait_for(request: Request, news: asyncio.Event, timeout_s: float) -> None:
+    """Wait until something has happened, the timeout has passed, or the client has gone."""
+    waits = {asyncio.ensure_future(news.wait()), asyncio.ensure_future(disconnection(request))}
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -1,4 +1,4 @@
-"""What was recorded over the last day: of the GPUs, and of one job.
+"""What was recorded of the GPUs over the last day.
 
 Answers are made for uPlot: one list of times, and lists of values beside it. None: not recorded, or
 not known. Times are Unix seconds; memory is in MiB.
@@ -16,11 +16,10 @@ from fastapi import Query
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from carmad.api.call import Call, Caller, Label, Moment, answer, resource
+from carmad.api.call import Call, Caller, Moment, answer, resource
 from carmad.api.wire import SCHEMA, Digits, pick, stamp
-from carmad.core.gpus.sharing import label as label_of
+from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.job import Job
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound, Unavailable
@@ -39,6 +38,7 @@ Step = Annotated[int, Query(ge=1, le=HOUR_S, description="bins of at least so ma
 MOST_POINTS = 1000
 MOST_JOBS = 100  # series of a GPU
 MOST_MARKS = 1000  # of a GPU
+LIMITS = ("sm_active", "sm_occupancy", "dram_active")  # of the settings of the risk
 STEPS_S = (MINUTE_S, 120, 300, 600, 900, 1800, HOUR_S)
 
 Name = Callable[[JobId], tuple[str, str, str]]  # label, user, and the name if it may be seen
@@ -51,14 +51,6 @@ class MemoryOut(TypedDict):
     used_max_mib: Annotated[Values, lambda bins: _values("most", bins)]
     # What was set aside: as declared or estimated, with its margin.
     promised_mib: Annotated[Values, lambda bins: _values("promised", bins)]
-
-
-class LoadOut(TypedDict):
-    """Of a GPU, so by all that ran there."""
-
-    # Means, 0-1; GPU utilisation where SM activity is not known.
-    sm_active: Annotated[Values, lambda bins: _values("sm", bins, 3)]
-    sm_active_max: Annotated[Values, lambda bins: _values("sm_most", bins, 3)]
 
 
 class JobSeriesOut(MemoryOut):
@@ -81,7 +73,10 @@ class MarkOut(TypedDict):
     text: str
 
 
-class GpuTimelineOut(MemoryOut, LoadOut):
+class GpuTimelineOut(MemoryOut):
+    # Means, 0-1; GPU utilisation where SM activity is not known.
+    sm_active: Annotated[Values, lambda bins: _values("sm", bins, 3)]
+    sm_active_max: Annotated[Values, lambda bins: _values("sm_most", bins, 3)]
     id: str
     index: int | None  # None: not known any more
     name: str
@@ -105,40 +100,6 @@ class TimelineOut(TypedDict):
     limits: dict[str, float]  # of collocation risk: `sm_active`, `sm_occupancy`, `dram_active`
     window_s: float  # over which the risk is judged
     gpus: list[GpuTimelineOut]
-
-
-class JobGpuTimelineOut(MemoryOut, LoadOut):
-    """A GPU that the job was on. What it held itself is `used_mib`."""
-
-    id: str
-    index: int | None  # None: not known any more
-    name: str
-    memory_mib: int | None
-    gpu_used_mib: Annotated[Values, lambda bins: _values("used", bins)]  # by all
-    marks: list[MarkOut]  # of this job
-
-
-class SpanOut(TypedDict):
-    """An attempt."""
-
-    number: int
-    gpus: list[str]
-    started_at: float | None
-    ended_at: float | None  # None: it goes on
-    cause: str | None
-
-
-class JobTimelineOut(TypedDict):
-    schema: int
-    id: int
-    label: str
-    since: str
-    until: str
-    step_s: int
-    times: list[int]  # when each bin begins
-    limits: dict[str, float]  # of collocation risk
-    attempts: list[SpanOut]
-    gpus: list[JobGpuTimelineOut]
 
 
 @router.get("/timeline", responses={200: {"model": TimelineOut}})
@@ -175,50 +136,11 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Res
         "until": stamp(min(span.end, scene.now)),
         "step_s": span.step_s,
         "times": span.times(),
-        "limits": _limits(call),
+        "limits": {name: getattr(settings.risk, name) for name in LIMITS},
         "window_s": settings.monitor.window_s,
         "gpus": [gpu_timeline_out(one, span.count, name) for one in found],
     }
     return answer(out)
-
-
-@router.get("/jobs/{label}/timeline", responses={200: {"model": JobTimelineOut}})
-async def job_timeline(call: Caller, label: Label, step_s: Step = 1) -> Response:
-    """A job's memory on its GPUs over its attempts, as far as they are in the last day, beside what
-    was promised to it and the load of the GPU."""
-    job, scene = await call.own_job(label)
-    now = call.service.now()
-    times = [each.started_at for each in job.attempts if each.started_at is not None]
-    begin = min(times, default=now - 1.0)
-    end = now if job.ended_at is None else job.ended_at
-    if end <= max(begin, now - KEPT_S):  # it never ran, or too long ago
-        begin, end = now - 1.0, now
-    span = Span.choose(begin, end, now, step_s)
-    return await call.service.render(lambda: _job_timeline(call, scene, job, span))
-
-
-def _job_timeline(call: Call, scene: Scene, job: Job, span: Span) -> Response:
-    its = {gpu for each in job.attempts for gpu in each.gpus}
-    tracks = span.read(call.service.timeline, call.service.now())
-    name = _names(call, scene, {job.id})
-    out: JobTimelineOut = {
-        "schema": SCHEMA,
-        "id": job.id,
-        "label": label_of(job),
-        "since": stamp(span.start),
-        "until": stamp(min(span.end, scene.now if job.ended_at is None else job.ended_at)),
-        "step_s": span.step_s,
-        "times": span.times(),
-        "limits": _limits(call),
-        "attempts": spans_out(job),
-        "gpus": [job_gpu_out(each, span.count, job.id, name) for each in tracks if each.id in its],
-    }
-    return answer(out)
-
-
-def _limits(call: Call) -> dict[str, float]:
-    risk = call.service.settings.risk
-    return {name: getattr(risk, name) for name in ("sm_active", "sm_occupancy", "dram_active")}
 
 
 def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
@@ -226,7 +148,7 @@ def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
     live = {id: scene.live[id] for id in jobs if id in scene.live}
     named = call.service.store.name_jobs([id for id in jobs if id not in live])
     for id, job in live.items():
-        named[id] = Named(label_of(job), job.spec.user, job.spec.uid, job.spec.name)
+        named[id] = Named(label(job), job.spec.user, job.spec.uid, job.spec.name)
     return namer(named, lambda owner: call.peer.admin or owner == call.peer.owner)
 
 
@@ -285,43 +207,20 @@ class Span:
 def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:
     """`count`: of bins."""
     gpu, shown = of.gpu, of.marks[-MOST_MARKS:]
+    whole = of.bins.get(ALL, {})
     return pick(
         GpuTimelineOut,
-        _whole(of, count),
-        **_head(of),
+        [whole.get(number) for number in range(count)],
+        id=of.id,
+        index=gpu.index if gpu else None,
+        name=gpu.name if gpu else "",
         present=of.present,
         mig=gpu.is_mig if gpu else False,
+        memory_mib=gpu.memory_mib if gpu else None,
         jobs=_series(of, name),
         marks=[_mark(mark, name) for mark in shown],
         left_out=len(of.marks) - len(shown),
     )
-
-
-def job_gpu_out(of: Track, count: int, job: JobId, name: Name) -> JobGpuTimelineOut:
-    whole, bins = _whole(of, count), of.bins.get(job, {})
-    return pick(
-        JobGpuTimelineOut,
-        whole,
-        **_head(of),
-        **pick(MemoryOut, [bins.get(number) for number in range(count)]),
-        marks=[_mark(mark, name) for mark in of.marks if mark.job == job],
-    )
-
-
-def _whole(of: Track, count: int) -> list[Bin | None]:
-    return [of.bins.get(ALL, {}).get(number) for number in range(count)]
-
-
-def _head(of: Track) -> dict[str, object]:
-    gpu = of.gpu
-    index, name, mib = (gpu.index, gpu.name, gpu.memory_mib) if gpu else (None, "", None)
-    return {"id": of.id, "index": index, "name": name, "memory_mib": mib}
-
-
-def spans_out(job: Job) -> list[SpanOut]:
-    return [
-        pick(SpanOut, each, cause=each.exit.cause if each.exit else None) for each in job.attempts
-    ]
 
 
 def _series(of: Track, name: Name) -> list[JobSeriesOut]:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from carma_client.logs import Tail, output, search, tail, unreadable
+from carma_client.transport import is_away
 from carma_web import charts, forms
 from carma_web.forms import Field, Given, carma, form_endpoint, in_fields
 from carma_web.once import once
@@ -369,11 +370,18 @@ def show(request: Request) -> Response:
 
 
 def timeline(request: Request) -> Response:
-    """What the page's charts show."""
+    """What the page's charts show: what is recorded of its GPUs since its first attempt."""
     label = label_in(request)
-    answer = client.get(f"/v1/jobs/{label}/timeline")
-    found = client.get(f"/v1/jobs/{label}")
-    drawn = charts.job_charts(answer, found, request.app.state.hues)
+    found: JobOut = client.get(f"/v1/jobs/{label}")
+    begun = [each["started_at"] for each in (*found["attempts"], found) if each["started_at"]]
+    span = {"since": min(begun, default=None), "until": found.get("ended_at")}
+    drawn: dict[str, charts.Chart] = {}
+    try:
+        answer: TimelineOut = client.get("/v1/timeline", **span)
+        drawn |= charts.job_charts(answer, found, request.app.state.hues)
+    except Refused as refused:
+        if is_away(refused):
+            raise  # otherwise nothing is recorded of that time any more
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
         drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)

@@ -907,7 +907,7 @@ def test_waiting_for_an_array_ends_with_its_last_task(daemon: Daemon) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     for task in (third, first, second):
-        while third not in daemon.service.endings._waiters and task == third:
+        while third not in daemon.service.events._awaited and task == third:
             thread.join(0.01)
         assert not answers, "a task runs"
         daemon.exit(task, Exit(Cause.FAILURE, code=1) if task == first else None)
@@ -933,7 +933,7 @@ def test_who_waits_is_answered_when_the_daemon_stops(open_path: Path) -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while not daemon.service.endings._waiters:
+        while not daemon.service.events._awaited:
             thread.join(0.01)
     thread.join(PATIENCE_S)
     assert [answer["state"] for answer in answers] == ["starting"]

@@ -211,7 +211,7 @@ def test_a_stream_ends_even_if_its_jobs_end_is_forgotten(
     stream = events(select=str(id))
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(known, "wake", lambda: None)
+        patch.setattr(known, "_call", lambda tell: None)
         daemon.call("POST", "/v1/cancel", {"select": str(id)})
         _flood(known)
     known.wake()
