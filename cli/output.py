@@ -7,7 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from cli.problems import Usage
 from cli.problems import note as note
 from cli.text import Table, draw
 
@@ -23,29 +22,6 @@ PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
 MOST_DRAWN = 300  # rows: more are printed plainly, as rich takes 1 ms for each
 
 
-COLORS = AUTO, ALWAYS, NEVER = "auto", "always", "never"
-_chosen = AUTO
-
-
-def choose_color(word: str) -> None:
-    """Raises Usage."""
-    global _chosen
-    if word not in COLORS:
-        raise Usage(f"--color {word}: no such choice", f"choose one of {', '.join(COLORS)}")
-    _chosen = word
-
-
-def wants_color(chosen: str, environ: Mapping[str, str], tty: bool) -> bool:
-    """Decided by the flag, NO_COLOR, FORCE_COLOR, or whether it is a terminal, in this order."""
-    if chosen != AUTO:
-        return chosen == ALWAYS
-    if environ.get("NO_COLOR"):
-        return False
-    if environ.get("FORCE_COLOR"):
-        return True
-    return tty and environ.get("TERM") != "dumb"
-
-
 def check_writable(file: Path) -> None:
     """Call this before anything slow. Raises Problem."""
     from cli.problems import Problem
@@ -58,7 +34,11 @@ def check_writable(file: Path) -> None:
 
 
 def uses_color() -> bool:
-    return wants_color(_chosen, os.environ, sys.stdout.isatty())
+    """NO_COLOR and FORCE_COLOR decide, as with rich, or else whether it is a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    is_able = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(os.environ.get("FORCE_COLOR")) or is_able
 
 
 def write(texts: Iterable[bytes]) -> None:

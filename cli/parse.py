@@ -188,17 +188,6 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-def positive(text: str) -> float:
-    """A number above zero."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
-
-
 def gpu_hours(text: str) -> tuple[float, str]:
     """100/week: GPU-hours, and the period."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*/\s*(day|week|month)", text.strip().lower())
@@ -512,7 +501,10 @@ def export(text: str) -> list[str]:
 
 def interval(text: str) -> float:
     """Seconds between two pictures."""
-    span = positive(text)
+    try:
+        span = float(text)
+    except ValueError:
+        span = 0.0
     if not SHORTEST_S <= span <= MAX_TIME_S:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST_S:g}")
     return span

@@ -21,6 +21,7 @@ __all__ = [
     "Unknown",
     "Unreachable",
     "Usage",
+    "nearest",
     "no_option",
     "note",
     "report",
@@ -40,18 +41,22 @@ class Usage(Problem):
     code = "usage"
 
 
-NEAR = 0.7  # how alike a misspelt option and the right one are
+NEAR = 0.7  # how alike a misspelt word and the right one are
 INSTEAD = {"--priority": "use --nice: the higher, the later"}  # of options that CARMA does not have
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Which of the names may have been meant; "" if none is alike."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, set(names), n=1, cutoff=NEAR)), "")
 
 
 def no_option(command: str, flag: str, known: Iterable[str]) -> Usage:
     """`known`: the options that there are."""
-    from difflib import get_close_matches
-
-    names = [name for name in known if name.startswith("--")]
-    hint = INSTEAD.get(flag) or f"see `{command} --help`"
-    if flag not in INSTEAD and (near := get_close_matches(flag, names, n=1, cutoff=NEAR)):
-        hint = f"did you mean {near[0]}?"
+    near = nearest(flag, (name for name in known if name.startswith("--")))
+    hint = f"did you mean {near}?" if near else f"see `{command} --help`"
+    hint = INSTEAD.get(flag, hint)
     if command in RUNS:
         hint += f" Options of your program go after it: {command} -- python train.py {flag} …"
     return Usage(f"{command} has no option {flag}", hint)

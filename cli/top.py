@@ -4,12 +4,12 @@ and its GPUs, with a page for each job. The screen is textual's."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+import psutil
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
@@ -21,7 +21,6 @@ from carma_client.logs import tail
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, dashboard, output, overview, render
-from cli.host import Host
 from cli.options import user_of
 from cli.overview import COLUMNS
 from cli.problems import INTERRUPTED
@@ -50,14 +49,18 @@ PAGES = {"why": "why it waits, or what became of it", "show": "all about it", "l
 
 def run(ask: Callable[[], Any], every_s: float, fields: Sequence[str] = ()) -> int:
     """`ask`: for the status, or for jobs alone. Raises CarmaError if it fails at first."""
-    if not output.uses_color():
-        os.environ["NO_COLOR"] = "1"  # as --color may say
     app = Top(ask, every_s, fields)
     return app.run() or app.return_code or 0
 
 
 def status() -> Any:
     return client.get("/v1/status", WITHIN_S)
+
+
+def read_host() -> dashboard.Host:
+    memory = psutil.virtual_memory()
+    used, total = memory.total - memory.available, memory.total
+    return dashboard.Host(psutil.cpu_percent() / 100, used >> 20, total >> 20)
 
 
 class Jobs(DataTable[Text]):
@@ -104,7 +107,7 @@ class Top(App[int]):
         self._trouble = ""  # the daemon does not answer, or refuses
         self._sort = ""  # a column's name
         self._mine = False
-        self._host = Host()
+        self._host = read_host()
         self._past: Any = None  # the timeline
         self._due = 0.0  # when it is asked for again
         self._one_at_a_time = asyncio.Lock()
@@ -149,7 +152,7 @@ class Top(App[int]):
 
     async def _look_around(self) -> None:
         """At the host and, from time to time, at the last half hour, if it can be shown."""
-        self._host.look()
+        self._host = read_host()
         if (
             "gpus" in self.answer
             and time.monotonic() > self._due

@@ -24,7 +24,6 @@ from carmad.paths import python
 from cli import hot
 from cli.commands import past
 from cli.main import run
-from cli.output import AUTO
 from cli.verbs import FIRST, INSTEAD, every, leaves
 from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job
@@ -942,13 +941,7 @@ def test_colour_goes_to_terminals_only(
     assert "\x1b" in on_a_terminal("queue")
     assert "\x1b" not in on_a_terminal("queue", NO_COLOR="1")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    for words, color in (
-        ("--color always queue", True),
-        ("--color never queue", False),
-        ("queue", True),
-        ("queue --json", False),
-    ):
-        monkeypatch.setattr("cli.output._chosen", AUTO)
+    for words, color in (("queue", True), ("queue --json", False)):
         assert run(words.split()) == 0
         assert ("\x1b" in capsys.readouterr().out) is color, words
 
@@ -956,8 +949,6 @@ def test_colour_goes_to_terminals_only(
 def test_what_cannot_be_drawn_is_a_usage_error(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["--color", "mauve", "queue"]) == 2
-    assert "choose one of auto, always, never" in capsys.readouterr().err
     assert run(["queue", "-w"]) == 2
     assert "needs a terminal" in capsys.readouterr().err
     assert not fake.asked

@@ -332,20 +332,8 @@ def test_a_model_by_its_name(fake: FakeDaemon) -> None:
     assert fake.body["argv"] == words
 
 
-@pytest.mark.parametrize("words", ["--json timm:m {}", "timm:m --json {}", "timm:m {} --json"])
-def test_options_may_follow_a_models_name(
-    words: str, fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """But those of the model are its own, also where `carma submit` has the same."""
-    own = "--batch-size 64 --amp --optimizer=sgd --img-size 96"
-    assert run(["estimate", *words.format(own).split()]) == 0
-    assert fake.body["argv"] == ["timm:m", *own.split()]
-    assert json.loads(capsys.readouterr().out)["estimates"]
-
-
-def test_options_with_values_may_follow_a_models_name(fake: FakeDaemon) -> None:
-    words = "estimate --within=90 timm:m --gpus 2 --batch-size 8 -t 30"
-    assert run(words.split()) == 0
+def test_the_options_that_follow_a_models_name_are_its_own(fake: FakeDaemon) -> None:
+    assert run(["estimate", "--within=90", "--gpus", "2", "timm:m", "--batch-size", "8"]) == 0
     assert fake.body["argv"] == ["timm:m", "--batch-size", "8"]
     assert (fake.body["gpus"], fake.body["within_s"]) == (2, 90.0)
     assert run(["estimate", "prog", "--json"]) == 0
