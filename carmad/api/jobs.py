@@ -31,7 +31,7 @@ from carmad.api.job import SLURM, JobOut, Jobs, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
 from carmad.api.requests import Body, ParamName, StepStagesIn
-from carmad.api.rows import Pieces, Row, fold_past, row_out
+from carmad.api.rows import Pieces, Row, row_out
 from carmad.api.rows import count as count_jobs
 from carmad.api.rows import fold as fold_rows
 from carmad.api.why import WhyOut, why_out
@@ -185,7 +185,8 @@ async def history(
     scene = await call.service.scene()
     async with call.service.listings:
         if fold:
-            found, more = await past_rows(call, search, limit, order, reverse, first, count)
+            one = call.renderer(scene)
+            found, more = await past_rows(call, one, search, limit, order, reverse, first, count)
         else:
             jobs, more = await past_jobs(call, search, limit, order, reverse, first, count)
             found = [[job] for job in jobs]
@@ -256,6 +257,7 @@ async def past_jobs(
 
 async def past_rows(
     call: Call,
+    one: Jobs,
     search: Search,
     limit: int,
     order: Order,
@@ -273,7 +275,7 @@ async def past_rows(
             call.service.store.search, search, order, reverse, after, part, count
         )
         found += others
-        rows = fold_past(job for job in found if call.may_touch(job))
+        rows = fold_rows((job for job in found if call.may_touch(job)), one)
     return rows[:limit], more + sum(map(count_jobs, rows[limit:]))
 
 

@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 from carmad.api.checks import CheckOut
 from carmad.api.events import Events
-from carmad.api.rows import Recent
 from carmad.api.tally import Tally
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import CPU, MEMORY
@@ -89,7 +88,6 @@ class Service(Follower):
     tally: Tally = field(default_factory=Tally)
     counts: Counts = field(default_factory=Counts)  # a follower of its own
     events: Events = field(init=False)
-    recent: Recent = field(init=False)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     # Estimates: at a time, of them with more time for a script than usual, and of each user.
@@ -109,12 +107,10 @@ class Service(Follower):
 
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
-        self.recent = Recent(self.store)
         self.events.listeners.append(self.counts)
 
     def on_commit(self, step: Step) -> None:
         self._scene = None
-        self.recent.on_commit(step)
         self.tally.note(step)
         self.experience.on_commit(step)
         self.events.on_commit(step)

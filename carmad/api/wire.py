@@ -104,7 +104,7 @@ def _writing(hint: Any, is_time: bool) -> Way | None:
         return _writing(args[0], is_time)
     if origin is list:
         write = _writing(args[0], is_time)
-        return (lambda values: [write(each) for each in values]) if write else list
+        return (lambda values: [write(each) for each in values]) if write else None
     if is_typeddict(hint):
         return partial(pick, hint)
     return stamp if is_time and hint is str else dict if origin is dict else None
@@ -225,14 +225,6 @@ def parse_selection(text: str) -> Selection:
     if len(ids) > MAX_IDS or len(ranges) + len(tasks) > MAX_SPANS:
         raise CarmaError("The selection is too long", f"Select at most {MAX_SPANS} ranges.")
     return Selection(last, everything, frozenset(ids), tuple(ranges), tuple(tasks))
-
-
-def parse_label(label: str) -> tuple[JobId, int | None]:
-    """The id, or the array's id and the task's index."""
-    found = _ITEM.fullmatch(label)
-    if found is None or found["high"] or found["indices"]:
-        raise CarmaError(f"{label!r:.80} is not a job's id", "A job's id looks like 42 or 42_3.")
-    return JobId(int(found["low"])), int(found["index"]) if found["index"] else None
 
 
 def _indices(text: str, item: str) -> list[range]:

@@ -32,7 +32,7 @@ from carmad.api import jobs as jobs_routes
 from carmad.api.call import Call
 from carmad.api.outlook import OutlookOut, outlook_out
 from carmad.api.reasons import phrase, short, wordings
-from carmad.api.wire import parse_label, parse_selection, stamp
+from carmad.api.wire import parse_selection, stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.configfile import from_tree
 from carmad.core.happenings import Kind
@@ -140,7 +140,8 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     for path in ("", "/why", "/metrics"):
         status, said = daemon.call("GET", f"/v1/jobs/1{path}")
         assert (status, said["code"]) == (404, "array")
-        assert said["hint"] == "Name one of its 3 tasks, such as 1_0."
+        assert said["error"] == "1 is 3 jobs, not one"
+        assert said["hint"] == "Name one of them, such as 1_0."
 
 
 def sweep(tasks: int) -> dict[str, object]:
@@ -1409,13 +1410,9 @@ def test_selections() -> None:
     assert named == [True, False, True, True, False]
     far = a_job(10**14)
     assert [*parse_selection("1-999999999999999").parts(far)] == [far]
-    assert parse_label("42_3") == (42, 3)
     for wrong in ("", ",", "1,,2", "1-", "-1", "1_[", "1_[]", "1_[3-1]", "8-5", "1_2-3", "٣"):
         with pytest.raises(CarmaError):
             parse_selection(wrong)
-    for wrong in ("1-3", "1_[2]", "last", ""):
-        with pytest.raises(CarmaError):
-            parse_label(wrong)
 
 
 # -- who asks ---------------------------------------------------------------------------------
