@@ -420,7 +420,9 @@ def _core(
     guarded = [each for each in (policy, fallback, recovery, predictor) if each]
 
     def succeed(new: Settings) -> Policy:
-        guarded[0] = made = registry.policy(new)
+        made = registry.policy(new)
+        guarded[0].close()
+        guarded[0] = made
         return made
 
     scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
