@@ -36,15 +36,8 @@ def load_checks() -> dict[str, Checks]:
     """By name. What cannot be loaded is left out, as is what would take an option of ours."""
     from carmad import installed
 
-    found = {}
-    for name, point in installed.by_name("carma.checks").items():
-        try:
-            its = point.load()
-        except (Exception, SystemExit):  # noqa: BLE001 - foreign code
-            continue
-        if isinstance(its, Checks) and name not in OWN:
-            found[name] = its
-    return found
+    found = installed.load_each("carma.checks", quietly=True)
+    return {name: its for name, its in found if isinstance(its, Checks) and name not in OWN}
 
 
 def takes_over(its: Checks) -> bool:

@@ -13,7 +13,6 @@ from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from importlib.metadata import EntryPoint
 
 JOBS, MONITORING, ADMINISTRATION, MORE = "Jobs", "Monitoring", "Administration", "More"
 PANELS = (JOBS, MONITORING, ADMINISTRATION, MORE)
@@ -229,27 +228,19 @@ def leaves() -> list[Command]:
 
 def _load_others() -> Iterator[Command]:
     """Those that can be loaded, and are called as their entry points are."""
-    for name, point in sorted(_points().items()):
-        if name == NO_DAEMON or name in OWN:
-            continue
-        try:
-            found = point.load()
-        except (Exception, SystemExit):  # noqa: BLE001 - foreign code: `carma doctor` names it
-            continue
-        if isinstance(found, Command) and found.name == name:
+    from carmad import installed
+
+    for name, found in sorted(installed.load_each("carma.commands", quietly=True)):
+        if isinstance(found, Command) and found.name == name and name not in OWN:
             yield found
 
 
 def _load(name: str) -> Any:
-    if (point := _points().get(name)) is None:
+    from carmad import installed  # takes longer to import than most verbs
+
+    if (point := installed.by_name("carma.commands").get(name)) is None:
         return None
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # foreign code
         raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
-
-
-def _points() -> dict[str, EntryPoint]:
-    from carmad import installed  # takes longer to import than most verbs
-
-    return installed.by_name("carma.commands")
