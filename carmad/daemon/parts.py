@@ -62,7 +62,7 @@ from carmad.guards import Trouble
 from carmad.http.server import Server
 from carmad.learning.models import Model
 from carmad.learning.trained import Models
-from carmad.metrics.keeper import keep_exporter
+from carmad.metrics.keeper import Keeper
 from carmad.notify.letters import find_stuck
 from carmad.notify.post import Post
 from carmad.store.damage import stands_in
@@ -216,8 +216,8 @@ class Daemon:
         )
         followers = registry.followers(host)  # first: theirs are the first chores when it stops
         own: dict[str, BackgroundService] = {"notices": self._post}
-        if exporter := keep_exporter(host):
-            own["metrics"] = exporter
+        if self._settings.metrics.listen:
+            own["metrics"] = Keeper(host)
         self._services = registry.services(host) | own
         plugged = (self._timeline, *followers.values(), *self._services.values())
         self._plugged = [each for each in plugged if isinstance(each, Follower)]
@@ -420,7 +420,9 @@ def _core(
     guarded = [each for each in (policy, fallback, recovery, predictor) if each]
 
     def succeed(new: Settings) -> Policy:
-        guarded[0] = made = registry.policy(new)
+        made = registry.policy(new)
+        guarded[0].close()
+        guarded[0] = made
         return made
 
     scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)

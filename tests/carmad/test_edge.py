@@ -274,11 +274,11 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
     assert (carmad.state / "last").read_text() == "done"
     log = carmad.log.read_text()
     for told in (
-        "cannot cannot be built, and is left out: lab_broken:cannot",
-        "gone cannot be built, and is left out: lab_broken.nowhere:router",
+        "cannot of carma.services is left out, as lab_broken:cannot fails",
+        "gone of carma.routes is left out, as lab_broken.nowhere:router fails",
         "the follower lab_broken.Raises has failed",
         "the service starts did not start",
-        "gives-up cannot be built, and is left out: lab_broken:gives_up",
+        "gives-up of carma.services is left out, as lab_broken:gives_up fails",
         "the service exits did not start",
         "the follower lab_broken.Exits has failed",
         "odd is left out, as it is not a Follower",
