@@ -44,7 +44,7 @@ KILLED_WITHIN_S = 10.0  # what is still there then waits in the kernel, or is st
 SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 VARIABLE = b"CARMA_ATTEMPT_DIR"  # `environment.ATTEMPT_VARIABLE`
 SWEEP_EVERY_S = 0.05
-GONE, LEFT = b"gone", b"left"  # what `sweep` says
+GONE, LEFT = 0, 75  # the exit codes of `sweep`
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
@@ -369,9 +369,8 @@ def kill_all(find: Callable[[], Mapping[int, int]]) -> None:
 
 
 def sweep() -> None:
-    """Kill what a killed supervisor left running where there is no cgroup: `ATTEMPT_DIR UID`. In a
-    process of its own, as finding it can take long. Writes at the end whether none is left (GONE),
-    or what is left cannot be killed (LEFT)."""
+    """Kill what a killed supervisor left running where there is no cgroup: `ATTEMPT_DIR UID`. Exits
+    with GONE if nothing is left, and with LEFT if what is left cannot be killed."""
     mark, uid = os.fsencode(sys.argv[1]), int(sys.argv[2])
     marks, began = Marks(VARIABLE), time.monotonic()
     while found := marks.having(mark, _running_processes(uid)):
@@ -380,7 +379,7 @@ def sweep() -> None:
         if time.monotonic() - began > KILLED_WITHIN_S and all(map(unkillable, found)):
             break
         time.sleep(SWEEP_EVERY_S)
-    os.write(1, LEFT if found else GONE)
+    sys.exit(LEFT if found else GONE)
 
 
 def _running_processes(uid: int) -> dict[int, int]:

@@ -1,8 +1,7 @@
 """The process that starts one attempt of a job, outlives the daemon, and records how it ended.
 
-It is forked from a server (`forkserver`), or `command(ATTEMPT_DIR)` runs it. Standard library only,
-and little of it: all that is imported is in the memory of every supervisor. In the attempt
-directory:
+It is forked from a server (`forkserver`), or `command(ATTEMPT_DIR)` runs it: the standard library
+only, as it runs without `site`. In the attempt directory:
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives

@@ -2,8 +2,8 @@
 left.
 
 Standard library only, and little of it, as in `supervisor`. Its arguments are the file descriptor
-for the program's answer, the limits in seconds and in bytes of memory, and the cgroup, if any. Its
-other file descriptors are
+for the program's answer, as which the program gets it, the limits in seconds and in bytes of
+memory, and the cgroup, if any. Its other file descriptors are
 
 - 0  what to run (`starting.Launch`)
 - 1  the program's stdout and stderr
@@ -235,8 +235,12 @@ def mount_shared_memory(memory: int) -> bool:
 
 
 def main() -> None:
-    answer, within_s, memory = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    cgroup = sys.argv[4] or None
+    given, answer = int(sys.argv[1]), int(sys.argv[2])
+    if given != answer:
+        os.dup2(given, answer)
+        os.close(given)
+    within_s, memory = float(sys.argv[3]), int(sys.argv[4])
+    cgroup = sys.argv[5] or None
     deadline = time.monotonic() + within_s
     block(SIGCHLD)  # `sigtimedwait` receives it
     adopt_orphans()
