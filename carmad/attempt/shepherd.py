@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGKILL
 
 from carmad import beats
 from carmad.attempt import cgroup, exits, process_tree, supervisor
@@ -27,7 +28,6 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts, for_good
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.proc import process_stat, send, unkillable
-from carmad.attempt.process_tree import SIGKILL
 from carmad.attempt.starting import program
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job

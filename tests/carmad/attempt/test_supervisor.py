@@ -258,7 +258,7 @@ def test_what_another_daemon_started_for_the_job_ends_with_it(bench: Bench, stop
     submitted = subprocess.Popen(["sleep", "600"], env=theirs)  # as by sbatch or at
     try:
         (shell,) = until(lambda: psutil.Process(stranger.pid).children(), "its container")
-        until(lambda: handles(shell.pid, signal.SIGTERM, b"SigIgn:"), "it to ignore SIGTERM")
+        until(lambda: handles(shell.pid, signal.SIGTERM, "SigIgn"), "it to ignore SIGTERM")
         if stopped:
             bench.launcher.stop(job, 0.2)
         else:
