@@ -24,7 +24,7 @@ from carmad.attempt import environment, exits, members, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import SERVER, is_frozen, name_of
 from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, has_log, log_paths
-from carmad.attempt.forks import Forks
+from carmad.attempt.forks import Forks, run_child
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import FOR_GOOD, JobId
 from carmad.core.jobs.job import Job
@@ -161,7 +161,7 @@ class Launcher:
         self._cards = cards
         self._stays = stays
         self.limited_by = environment.controllers(systemd, group)
-        self._forks = Forks(self._state_dir / SOCKET, self._run_server if systemd else None)
+        self._forks = Forks(self._state_dir / SOCKET, self._run_server if systemd else run_child)
         jobs = self._state_dir / "jobs"
         try:
             jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ class Launcher:
             if self._systemd and _has_unit(job):
                 self._run_unit(job, directory)
             else:
-                self._run_child(directory)
+                self._forks.start(directory)
         except OSError as error:
             why = error.strerror or str(error)
             hint = f"check the free space in {self._state_dir}, memory and the process limit"
@@ -386,17 +386,6 @@ class Launcher:
         finally:
             os.close(control)
         return True
-
-    def _run_child(self, directory: Path) -> None:
-        # Anything that the supervisor itself prints is the traceback of a bug.
-        with (directory / "supervisor.log").open("ab") as log:
-            self._forks.start(
-                "carmad.attempt.supervisor",
-                "main",
-                f"carma:{directory.name}",
-                str(directory),
-                fds={2: log.fileno()},
-            ).close()
 
     def _run_server(self, argv: Sequence[str]) -> None:
         """A name of its own, as the cgroup of an earlier one may still have jobs. If that one was

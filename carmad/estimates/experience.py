@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import selectors
+import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,8 +23,8 @@ from pathlib import Path
 from threading import Event, Lock
 
 from carmad.attempt.environment import job_environment
-from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Copies, launch_fields
+from carmad.attempt.starting import program
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.jobs.attempt import Attempt, GpuId, JobId
@@ -144,20 +145,24 @@ def _attend(
         from_answer, answer = pipe()
         from_output, output = pipe()
         from_verdict, verdict = pipe()
-        attendant = helpers().start(
-            "carmad.estimates.attendant",
-            "main",
-            "carma:trial",
-            *map(str, (ANSWER_FD, within_s, *bound)),
-            fds={0: request, 1: output, 2: verdict, ANSWER_FD: answer},
+        words = map(str, (answer, ANSWER_FD, within_s, *bound))
+        attendant = subprocess.Popen(
+            [*program("carmad.estimates.attendant"), *words],
+            env={},
+            stdin=request,
+            stdout=output,
+            stderr=verdict,
+            pass_fds=[answer],
+            cwd="/",
+            start_new_session=True,
         )
         writers.close()
         try:
             yield from_answer, from_output, from_verdict
         finally:
             readers.close()  # if it is still running, this ends it
-            attendant.has_ended(KILLED_WITHIN_S)
-            attendant.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                attendant.wait(KILLED_WITHIN_S)
 
 
 def _listen(
