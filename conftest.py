@@ -31,11 +31,6 @@ for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 LEFTOVERS = pytest.StashKey[Leftovers]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes in one piece begins first: else all wait for it at the end."""
-    items.sort(key=lambda item: "test_siege" not in item.nodeid)
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
     """Before it starts the workers."""
