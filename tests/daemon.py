@@ -301,6 +301,39 @@ def fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **optio
     return int(zygote.stdout.readline())
 
 
+class Forked:
+    """As `subprocess.Popen`, of a program that has imported everything; it is no child of this
+    process."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], out: str = os.devnull, **options: object
+    ) -> None:
+        self.pid = fork(argv, env, Path(out), Path(os.devnull), **options)
+        self._pidfd: int | None = None  # it may have ended already
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    def poll(self) -> int | None:
+        """0 once it has ended: nobody knows how."""
+        return 0 if self._ended(0.0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended(timeout):
+            raise subprocess.TimeoutExpired("it", timeout or 0.0)
+        return 0
+
+    def _ended(self, within_s: float | None) -> bool:
+        return self._pidfd is None or bool(select.select([self._pidfd], [], [], within_s)[0])
+
+    def send_signal(self, signum: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 @cache
 def _zygote() -> subprocess.Popen[str]:
     """It ends with this process, when its standard input is closed."""

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -28,15 +29,24 @@ from tests import audit
 
 def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ordered it watches it
-    for command in iter_modules(commands.__path__, "cli.commands."):
-        import_module(command.name)
-    gc.freeze()
     audit.listen()
     while line := sys.stdin.readline():
+        order = json.loads(line)
+        if order.get("program") == "carma":
+            import_carma(order["argv"][0])
+        gc.freeze()
         pid = os.fork()
         if pid == 0:
-            become(**json.loads(line))
+            become(**order)
         print(pid, flush=True)
+
+
+@cache
+def import_carma(verb: str) -> None:
+    for command in iter_modules(commands.__path__, "cli.commands."):
+        import_module(command.name)
+    if verb == "web":
+        import_module("carma_web.app")
 
 
 def become(
