@@ -18,7 +18,7 @@ from carmad.errors import CarmaError
 from carmad.options import Option
 from cli import hot, verbs
 from cli.options import CHOICE, JOBS_HELP, JSON, OF_USER, parser_of
-from cli.problems import Usage, no_option
+from cli.problems import Usage, no_option, no_value
 from cli.verbs import Command
 
 ABOUT = (
@@ -378,6 +378,8 @@ def _usage(error: Any) -> Usage:
     if flag and str(error.message).startswith("No such option"):
         known = [name for param in context.command.params for name in param.opts]
         return no_option(path, flag, known)
+    if flag and "not take a value" in what:
+        return no_value(flag)
     if (param := getattr(error, "param", None)) is not None and error.message:
         flags = [name for name in param.opts if name.startswith("--")]
         why = error.message.removeprefix("Value error, ")  # pydantic's

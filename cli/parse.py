@@ -34,6 +34,7 @@ UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 DEFAULT_WARNING_S = 60
 SMALLEST_BARE_MIB = 256
 SHORTEST_S = 0.2
+MOST = 1_000_000_000
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
@@ -164,25 +165,34 @@ def constraint(text: str) -> str:
 
 def numbers(text: str) -> str:
     """N,N…"""
-    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
-        raise ArgumentTypeError(f"{text!r} is no list of GPUs' numbers, such as 0,2")
-    return text
+    return _matching("on", text, "no list of GPUs' numbers, such as 0,2")
 
 
 def exit_codes(text: str) -> str:
     """N,N…"""
-    code = "(?:[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
-    if not re.fullmatch(rf"{code}(,{code})*", text):
-        raise ArgumentTypeError(f"{text!r} is no list of exit codes from 1 to 255, such as 75,137")
+    return _matching("retry_on", text, "no list of exit codes from 1 to 255, such as 75,137")
+
+
+def mail_address(text: str) -> str:
+    """USER@HOST, or a user's name alone."""
+    what = "no mail address; give one, such as ada@example.org"
+    return _matching("mail_user", text.strip(), what)
+
+
+def _matching(option: str, text: str, what: str) -> str:
+    """A text with the form that the table demands."""
+    if not re.fullmatch(OPTIONS[option].limits["pattern"], text):
+        raise ArgumentTypeError(f"{text!r} is {what}")
     return text
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
+def whole(low: int, high: int = MOST) -> Callable[[str], int]:
     """A parser of whole numbers in that range."""
 
     def read(text: str) -> int:
         if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+            most = f" to {high}" if high < MOST else " on"
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {low}{most}")
         return int(text)
 
     return read
@@ -470,14 +480,6 @@ def mail_type(text: str) -> str | None:
     """Slurm's --mail-type, as --notify has it; None: nothing."""
     words = _choices(text.upper(), tuple(MAIL_TYPES)).split(",")
     return ",".join(dict.fromkeys(what for word in words for what in MAIL_TYPES[word])) or None
-
-
-def mail_address(text: str) -> str:
-    """USER@HOST, or a user's name alone."""
-    pattern = OPTIONS["mail_user"].limits["pattern"]
-    if not re.match(pattern, text.strip()):
-        raise ArgumentTypeError(f"{text!r} is no mail address; give one, such as ada@example.org")
-    return text.strip()
 
 
 def _choices(text: str, known: tuple[str, ...]) -> str:

@@ -38,7 +38,7 @@ class Command:
         """`module`: "package.module", or one of `cli.commands`. `panel`: of the help. `below`: the
         verbs of a group, which begin with its name."""
         self.name = name
-        self.module = self.own_module = module if "." in module else f"cli.commands.{module}"
+        self.module = module if "." in module else f"cli.commands.{module}"
         self.summary = summary
         self.panel = panel
         self.below = below
@@ -197,6 +197,7 @@ GONE = {  # with more than a verb instead
     "cron": "put `carma submit -Q --unless-running NAME …` into `crontab -e`",
     "extras": "pip install the packages that `carma doctor` names, where CARMA is installed",
     "client-wheel": "it is in share/carma of CARMA's environment: docs/guides/python.md",
+    "daemon run": "use `carmad`, with the same options",
     "gpumemnet": "use `python -m lab.gpumemnet`, of CARMA's repository",
 }
 
@@ -216,8 +217,9 @@ def find_word(name: str) -> Word | None:
 def unknown(name: str, known: list[str], command: str = "carma") -> Usage:
     """That there is no such verb, and what there is instead."""
     hint = f"see `{command} --help`"
-    if command == "carma" and (name in GONE or name.lower() in INSTEAD):
-        hint = GONE.get(name) or f"use `carma {INSTEAD[name.lower()]}`"
+    word = f"{command} {name}".partition(" ")[2].lower()
+    if word in GONE or word in INSTEAD:
+        hint = GONE.get(word) or f"use `carma {INSTEAD[word]}`"
     elif near := nearest(name, known):
         hint = f"did you mean `{command} {near}`?"
     return Usage(f"there is no command `{command} {name}`", hint)

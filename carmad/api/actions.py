@@ -395,7 +395,8 @@ async def _choose(call: Call, body: SelectIn) -> list[Job]:
             jobs = [*jobs, *(job for job in scene.live.rows.values() if job.spec.user == user)]
         jobs = [job for job in {job.id: job for job in jobs}.values() if job.spec.user == user]
     if not jobs:
-        raise NotFound("no job is selected", "See `carma queue` and `carma history`.")
+        what = f"there is no job {body.select:.80}" + (f" of {user}" if user else "")
+        raise NotFound(what, "See `carma queue` and `carma history`.")
     if not any(call.may_touch(job) for job in jobs):
         raise not_yours(jobs[0])
     return jobs

@@ -47,7 +47,8 @@ SCHEMA = 1  # raised when a field changes its meaning or goes away
 
 MAX_IDS = 10_000
 MAX_SPANS = 256  # each is looked at for every job there is
-HINT = "A selection looks like 42, 1,3,5-8, 42_3, 42_[1-3], last or all."
+HINT = "Jobs are named like 42, 1,3,5-8, 42_3, 42_[1-3], last or all."
+MOST_NAMED = 8  # words that are no ids
 
 _ITEM = re.compile(
     r"(?P<low>\d{1,15})(?:-(?P<high>\d{1,15})|_(?P<index>\d{1,7})|_\[(?P<indices>[\d,-]+)(?:%\d+)?\])?",
@@ -206,12 +207,13 @@ def parse_selection(text: str) -> Selection:
     ids: list[JobId] = []
     ranges: list[range] = []
     tasks: list[tuple[JobId, range]] = []
+    wrong: list[str] = []
     for item in re.split(COMMA, text.replace(" ", "")):
         found = _ITEM.fullmatch(item)
         if item in ("last", "all"):
             last, everything = last or item == "last", everything or item == "all"
         elif found is None:
-            raise CarmaError(f"{item!r:.80} selects no job", HINT)
+            wrong.append(f"{item!r:.40}")
         elif found["high"]:
             ranges.append(_span(int(found["low"]), int(found["high"]), item))
         elif found["index"]:
@@ -222,6 +224,9 @@ def parse_selection(text: str) -> Selection:
             tasks.extend((array, indices) for indices in _indices(found["indices"], item))
         else:
             ids.append(JobId(int(found["low"])))
+    if wrong:
+        what = "are no jobs' ids" if len(wrong) > 1 else "is no job's id"
+        raise CarmaError(f"{', '.join(wrong[:MOST_NAMED])} {what}", HINT)
     if len(ids) > MAX_IDS or len(ranges) + len(tasks) > MAX_SPANS:
         raise CarmaError("The selection is too long", f"Select at most {MAX_SPANS} ranges.")
     return Selection(last, everything, frozenset(ids), tuple(ranges), tuple(tasks))
@@ -232,7 +237,7 @@ def _indices(text: str, item: str) -> list[range]:
     for piece in text.split(","):
         found = _RANGE.fullmatch(piece)
         if found is None:
-            raise CarmaError(f"{item!r:.80} selects no job", HINT)
+            raise CarmaError(f"{item!r:.80} names no tasks", HINT)
         spans.append(_span(int(found[1]), int(found[2] or found[1]), item))
     return spans
 

@@ -15,6 +15,7 @@ from carmad.states import ENDED
 from cli import client, output
 from cli.app import Job, option
 from cli.options import user_of
+from cli.parse import whole
 from cli.problems import Problem
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def logs(
         bool, option("-f", "--follow", help="keep printing until the job ends")
     ] = False,
     tail: Annotated[
-        int | None, option("-n", "--tail", metavar="N", min=0, help="only the last N lines")
+        int | None, option("-n", "--tail", metavar="N", read=whole(0), help="only the last N lines")
     ] = None,
     stderr: Annotated[
         bool, option("--stderr", help="standard error, if it has a file of its own")

@@ -87,7 +87,11 @@ def history(
     limit: Annotated[
         int | None,
         option(
-            "-n", "--limit", metavar="N", min=1, help="at most N rows (default 100; in CSV, all)"
+            "-n",
+            "--limit",
+            metavar="N",
+            read=parse.whole(1),
+            help="at most N rows (default 100; in CSV, all)",
         ),
     ] = None,
     json: Json = False,

@@ -277,7 +277,7 @@ def test_the_terminal_is_given_back_whatever_ends_it(fake: FakeDaemon) -> None:
 def test_ctrl_z_gives_the_terminal_back_until_fg(fake: FakeDaemon) -> None:
     status(fake)
     shell = 'set -m; "$@"; echo halted; fg'  # job control: otherwise, nothing stops
-    with Terminal(["bash", "-c", shell, "bash", *CARMA, "top", "-w", "60"]) as terminal:
+    with Terminal(["bash", "-c", shell, "bash", *CARMA, "top", "--every", "60"]) as terminal:
         terminal.shows("sweep")
         terminal.press("\x1a")
         until(lambda: terminal.text and "halted" in terminal.written)
