@@ -314,8 +314,7 @@ async def _carry_out(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> l
     events, results = await run_in_threadpool(_judge, call, body, jobs, act)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
-        await call.service.ready()
-        check = partial(refusals.within_the_quota, call, again)
+        check = partial(refusals.within_the_quota, call, again, await call.service.scene())
         await refusals.once_settled(call.service, check)
     holding = {job.id for job in jobs if job.holds_gpus}
     stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}
@@ -416,16 +415,14 @@ async def changes(
     names = tuple(name for name in OPTIONS if name in body.model_fields_set)
     if not names:
         raise CarmaError("nothing to change", "Give options: see `carma update --help`.")
-    service = call.service
+    scene = await call.service.scene()
     refusals.may_be_nice(call.peer, body.nice if "nice" in names else 0)
     new: dict[str, Any] = {name: getattr(body, name) for name in names}
     if "after" in names:
-        awaited = await find_awaited(call, body.after, await service.scene())
+        awaited = await find_awaited(call, body.after, scene)
         refusals.may_wait_for(call.peer, awaited)
         new["after"] = unmet(awaited)
         refusals.few_waits(len(jobs), len(new["after"]))
-    await service.ready()
-    gpus, now = service.tally.gpus, service.now()
 
     def change(spec: JobSpec) -> JobSpec:
         if "name" in names:
@@ -437,9 +434,9 @@ async def changes(
         changed = replace(spec, **new)
         refusals.needs_gpus(changed)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
-            refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
-        if not refusals.CHOOSING.isdisjoint(names) and not service.tally.unread:
-            refusals.fits_the_server(changed, gpus)
+            refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), scene.now)
+        if not refusals.CHOOSING.isdisjoint(names) and not scene.unread:
+            refusals.fits_the_server(changed, tuple(scene.gpus.values()))
         return changed
 
     return names, change

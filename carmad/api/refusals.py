@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from carmad.api.call import Call
 from carmad.api.requests import Awaited, Submission, SubmitIn
 from carmad.api.service import Service
-from carmad.api.tally import Tally
 from carmad.config import Host
 from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
 from carmad.core.gpus.sharing import label
@@ -47,7 +46,7 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
 
     Until the caller's next `await`, no other request can use up the quota.
     """
-    peer, spec, tally, settings = call.peer, asked.spec, call.service.tally, call.service.settings
+    peer, spec, scene, settings = call.peer, asked.spec, asked.scene, call.service.settings
     may_submit(call)
     may_be_nice(peer, asked.body.nice)  # not the spec's: a check of submissions may give more
     fits_the_kernel(asked.body)
@@ -59,14 +58,13 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     may_wait_for(peer, asked.awaited)
     array = asked.body.array
     few_waits(len(array.indices) if array else 1, len(spec.after))
-    if asked.scene:
-        if spec.urgent:
-            within_the_budget(peer, asked.scene)
-        if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
-            is_alone(spec, asked.scene)
-    if not tally.unread:
-        fits_the_server(spec, tally.gpus)
-    within_the_quota(call, jobs, spec.gpus)
+    if spec.urgent:
+        within_the_budget(peer, scene)
+    if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
+        is_alone(spec, scene)
+    if not scene.unread:
+        fits_the_server(spec, tuple(scene.gpus.values()))
+    within_the_quota(call, jobs, scene, spec.gpus)
 
 
 async def once_settled(service: Service, check: Callable[[], None]) -> None:
@@ -271,11 +269,11 @@ def is_alone(spec: JobSpec, scene: Scene) -> None:
             )
 
 
-def within_the_quota(call: Call, jobs: Sequence[JobSpec], gpus: int = 0) -> None:
+def within_the_quota(call: Call, jobs: Sequence[JobSpec], scene: Scene, gpus: int = 0) -> None:
     """`jobs`: that are to wait. `gpus`: that each of them would hold."""
     owner, tally, settings = call.peer.owner, call.service.tally, call.service.settings.limits
-    limit, most_mib = limit_of(owner, tally.limits, settings), settings.queued_mib_per_user
-    groups = [tally.limits[name] for it in call.peer.groups if (name := f"@{it}") in tally.limits]
+    limit, most_mib = limit_of(owner, scene.limits, settings), settings.queued_mib_per_user
+    groups = [scene.limits[name] for it in call.peer.groups if (name := f"@{it}") in scene.limits]
     for each in (limit, *groups):
         if each.gpus is not None and gpus > each.gpus:
             raise CarmaError(
@@ -284,27 +282,21 @@ def within_the_quota(call: Call, jobs: Sequence[JobSpec], gpus: int = 0) -> None
             )
     if not jobs:
         return
-    new = Tally.alone(jobs)
-    if new.bytes > most_mib << 20:
-        raise TooLarge(
-            f"the commands, environments and scripts of {new.jobs} jobs come to"
-            f" {_mib(new.bytes)} MiB, and at most {most_mib} MiB may wait",
-            "Submit fewer at once, or put long arguments into a file and pass its name.",
-        )
     waiting, then = tally.waiting(owner), tally.waiting(owner, jobs)
     if limit.jobs is not None and then.jobs > limit.jobs:
         raise NoRoom(
             f"you have {waiting.jobs} jobs waiting, and at most {limit.jobs} are"
-            f" allowed: there is no room for {new.jobs} more",
+            f" allowed: there is no room for {then.jobs - waiting.jobs} more",
             "Try again once some have started.",
         )
     if then.bytes > most_mib << 20:
         raise NoRoom(
             f"the commands, environments and scripts of your waiting jobs come to"
             f" {_mib(waiting.bytes)} MiB, and at most {most_mib} MiB are allowed:"
-            f" there is no room for {_mib(new.bytes)} MiB more",
-            "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
-            " share one environment, and those of the same job script one copy of it.",
+            f" there is no room for {_mib(then.bytes - waiting.bytes)} MiB more",
+            "Submit fewer at once, or put long arguments into a file and pass its name. Jobs from"
+            " the same shell, and the tasks of an array, share one environment, and those of the"
+            " same job script one copy of it.",
         )
 
 

@@ -209,14 +209,8 @@ class JobIn(Body):
     dry_run: bool = False
 
 
-def option_fields(names: Iterable[str]) -> dict[str, Any]:
-    """The type of each of these options in a request, and its default."""
-    stored = get_type_hints(JobOptions)
-    return {name: _field(PLAIN[name], stored[name]) for name in names}
-
-
 def _field(option: Option, stored: Any) -> Any:
-    """`stored` is its type in `JobSpec`."""
+    """Its type in a request, and its default. `stored` is its type in `JobSpec`."""
     kind = get_args(stored)[0] if option.default is None else stored
     if option.name.endswith("_at"):
         kind = Time
@@ -236,7 +230,7 @@ else:
         __base__=JobIn,
         __doc__=JobIn.__doc__,
         __module__=__name__,
-        **option_fields(PLAIN),
+        **{name: _field(PLAIN[name], kind) for name, kind in get_type_hints(JobOptions).items()},
     )
 
 
@@ -362,4 +356,4 @@ class Submission:
     spec: JobSpec  # of the job, or of any task of the array
     tasks: Sequence[ArrayTask | None]  # without the array's id; None: it is no array
     awaited: Sequence[Awaited]
-    scene: Scene | None  # None: it does not depend on other jobs
+    scene: Scene

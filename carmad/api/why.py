@@ -10,24 +10,20 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from typing import NotRequired
 
 from typing_extensions import TypedDict
 
 from carmad.api.away import away
 from carmad.api.fairness import overtaken
 from carmad.api.job import JobOut, Jobs
-from carmad.api.outlook import StartOut
+from carmad.api.outlook import StartOut, start_out
 from carmad.api.reasons import (
     DecisionOut,
-    ReasonOut,
-    VerdictOut,
     decision_out,
     phrase,
     reason_out,
-    verdicts_out,
 )
-from carmad.api.wire import SCHEMA, iso, with_labels
+from carmad.api.wire import SCHEMA, with_labels
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus import idling
 from carmad.core.gpus.gpuview import OWN_MEMORY
@@ -65,7 +61,9 @@ class AheadOut(TypedDict):
     text: str  # what it is and waits for, after its name
 
 
-class WhyOut(TypedDict):
+class WhyOut(DecisionOut):
+    """With the last decision, or what keeps the job from one."""
+
     schema: int
     job: JobOut
     headline: str
@@ -74,14 +72,8 @@ class WhyOut(TypedDict):
     ahead: list[AheadOut]  # from the one that it waits for to the head of the line
     facts: list[str]  # of a job that has ended: how, and where its logs are
     tail: list[str]  # the last lines of its logs, if it did not succeed
-    policy: str | None
-    decided_at: str | None
-    verdicts: list[VerdictOut]
-    reasons: list[ReasonOut]
-    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
     remedies: list[str]
-    start: NotRequired[StartOut | None]  # of a job that waits
-    chosen: list[str]
+    start: StartOut | None  # of a job that waits
     past: list[DecisionOut]
 
 
@@ -118,17 +110,12 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "ahead": _ahead(job, scene) if waits else [],
         "facts": _facts(out) if job.ended else [],
         "tail": list(job.exit.tail) if job.exit else [],
-        "policy": now.policy if now else None,
-        "decided_at": iso(now.at) if now else None,
-        "verdicts": verdicts_out(now.placement, scene) if now else [],
+        **decision_out(now, scene),
         "reasons": [reason_out(reason, scene) for reason in reasons],
-        "grounds": [reason_out(reason, scene) for reason in now.placement.explanation]
-        if now
-        else [],
         "remedies": _remedies(job, scene, reasons, now, behind)
         if waits
         else [*_advice(job, out, failure), *_kernelless_advice(job, scene)],
-        "chosen": list(now.placement.gpus) if now else [],
+        "start": start_out(job, scene),
         "past": [decision_out(decision, scene) for decision in _earlier(past, now)],
     }
 

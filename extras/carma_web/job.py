@@ -374,10 +374,10 @@ def timeline(request: Request) -> Response:
     label = label_in(request)
     found: JobOut = client.get(f"/v1/jobs/{label}")
     begun = [each["started_at"] for each in (*found["attempts"], found) if each["started_at"]]
-    span = {"since": min(begun, default=None), "until": found.get("ended_at")}
+    since, until = min(begun, default=None), found.get("ended_at")
     drawn: dict[str, charts.Chart] = {}
     try:
-        answer: TimelineOut = client.get("/v1/timeline", **span)
+        answer: TimelineOut = client.get("/v1/timeline", since=since, until=until)
         drawn |= charts.job_charts(answer, found, request.app.state.hues)
     except Refused as refused:
         if is_away(refused):
