@@ -165,7 +165,7 @@ async def _dry_run(call: Call, body: SubmitIn) -> Response:
     if spec.memory_mib is not None and spec.gpus:
         known = await measurement(call.service, spec)
         notes += await remarks(call.service, spec, known)
-    scene, placement, starts, outlook = await rehearse(call.service, spec, known)
+    job, scene, placement, starts = await rehearse(call.service, spec, spec.declared or known)
     out: DryRunOut = {
         "schema": SCHEMA,
         "would_start": starts and not body.held,
@@ -174,8 +174,8 @@ async def _dry_run(call: Call, body: SubmitIn) -> Response:
         "chosen": [] if body.held else list(placement.gpus),
         "warnings": notes,
     }
-    if outlook is not None:
-        out["outlook"] = outlook
+    if body.deadline_at is not None:
+        out["outlook"] = await run_in_threadpool(outlook_out, job, scene)
     return answer(out)
 
 
@@ -198,32 +198,23 @@ def _same(asked: Submission) -> JobId | None:
 
 
 async def rehearse(
-    service: Service, spec: JobSpec, known: Estimate | None
-) -> tuple[Scene, Placement, bool, OutlookOut | None]:
-    """For a dry run: the scene, the decision that would be made, whether the job would start at
-    once, and whether it would meet its deadline. `known`: what earlier runs used."""
+    service: Service, spec: JobSpec, estimate: Estimate | None
+) -> tuple[Job, Scene, Placement, bool]:
+    """The job as if it were queued now, with what is known from earlier runs of it; the scene; what
+    would be decided, and whether the job would start at once."""
     now = service.now()
 
-    def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
-        job = trial(core, spec, spec.declared or known, now)
+    def look(core: Scheduler) -> tuple[Job, Scene, Placement, bool]:
+        new = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec))
+        job = with_history(core.state, replace(new, estimate=estimate), now)
         scene = core.snapshot(now)
-        return *judge(core, job, scene), job, scene
+        return job, scene, *_judge(core, job, scene)
 
-    placement, starts, job, scene = await service.ask(look)
-    return scene, placement, starts, await run_in_threadpool(outlook_out, job, scene)
-
-
-def trial(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
-    """The job as if it were queued now, with what is known from earlier runs of it."""
-    job = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec), estimate=estimate)
-    return with_history(core.state, job, now)
+    return await service.ask(look)
 
 
-def judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
-    """What would be decided if the job were queued now, and whether it would start at once.
-
-    Runs in the core's thread, and changes nothing there.
-    """
+def _judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
+    """Runs in the core's thread, and changes nothing there."""
     if reason := scene.blocker(job):
         return Placement(job.id, reasons=(reason,)), False
     if not job.spec.gpus:

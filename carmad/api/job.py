@@ -30,10 +30,11 @@ from carmad.options import PLAIN, JobOptions
 
 if TYPE_CHECKING:  # in JSON
     Layout = dict[str, Any]
+    Profile = dict[str, Any]
     StageTimes = dict[str, Any]
     WarnSignal = dict[str, Any]
 else:
-    from carmad.core.jobs.findings import StageTimes
+    from carmad.core.jobs.findings import Profile, StageTimes
     from carmad.core.jobs.layout import Layout
     from carmad.core.jobs.spec import WarnSignal
 
@@ -95,22 +96,6 @@ class NeedOut(TypedDict):
     firm: bool  # promised for the job's whole life: the owner's own word, or --gpu-mem auto
     notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
-
-
-class IndicatorOut(TypedDict):
-    name: str
-    mean: Annotated[float, Digits(4)]
-    variance: Annotated[float, Digits(6)]
-
-
-class ProfileOut(TypedDict):
-    """The job's load on each of its GPUs when it trains alone there."""
-
-    # That it was watched for; 0: it showed no kernel.
-    seconds: Annotated[float, Digits(1)]
-    peak_mib: int
-    indicators: list[IndicatorOut]
-    of: int | None  # the earlier job that it was taken from
 
 
 class PredictionOut(TypedDict):
@@ -233,7 +218,7 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     # An estimate, or how its script stops, is to follow.
     estimating: Annotated[bool, lambda it: it.job.awaits_estimate]
     group: str  # the same for runs of the same job
-    profile: ProfileOut | None
+    profile: Profile | None
     # This attempt is alone until then.
     profiled_until: Annotated[
         str | None, lambda it: iso(it.job.profiling.until if it.job.profiling else None)

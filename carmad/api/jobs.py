@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Query
 from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -24,7 +25,6 @@ from carmad.api.call import (
     Select,
     Word,
     answer,
-    disconnection,
     resolve,
     resource,
 )
@@ -386,10 +386,9 @@ async def curves(call: Caller, label: Label) -> Response:
 
 @router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})
 async def wait(
-    request: Request,
     call: Caller,
     label: Label,
-    timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
+    timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 30.0,
     start: bool = False,
 ) -> Response:
     """The job once it has ended, or in its current state when the timeout has passed. `start`: also
@@ -406,7 +405,8 @@ async def wait(
         with service.events.of_job(job.id) as news:
             if await service.ask(partial(_is_live_to_come, job.id, start)):
                 async with call.turn.rest():
-                    await _wait_for(request, news, left_s)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(news.wait(), left_s)
 
 
 def _telling(tasks: Sequence[Job], start: bool) -> Job:
@@ -430,13 +430,3 @@ def _is_live_to_come(id: JobId, start: bool, core: Scheduler) -> bool:
 
 def _is_to_come(job: Job, start: bool) -> bool:
     return not (job.ended or (start and job.holds_gpus))
-
-
-async def _wait_for(request: Request, news: asyncio.Event, timeout_s: float) -> None:
-    """Wait until something has happened, the timeout has passed, or the client has gone."""
-    waits = {asyncio.ensure_future(news.wait()), asyncio.ensure_future(disconnection(request))}
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for waiting in waits:
-            waiting.cancel()

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_t
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
-    WithJsonSchema,
     create_model,
     model_validator,
 )
 
-from carmad.api.wire import moment
+from carmad.api.wire import Time
 from carmad.attempt.environment import excluded, scrub
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import label
@@ -77,12 +75,6 @@ NO_ID = JobId(0)
 Awaited = tuple[str, AfterKind, Sequence[Job]]
 
 
-def _unix(text: object) -> float:
-    if not isinstance(text, str):
-        raise ValueError("a time is text, such as 2026-11-20T23:12:00Z")
-    return moment(text).timestamp()
-
-
 def _unique(indices: list[int]) -> list[int]:
     if len(set(indices)) != len(indices):
         raise ValueError("an index is there twice")
@@ -93,11 +85,6 @@ def _catchable(signum: int) -> int:
     if signum in (9, 19):
         raise ValueError("SIGKILL and SIGSTOP cannot be a warning")
     return signum
-
-
-Time = Annotated[
-    float, BeforeValidator(_unix), WithJsonSchema({"type": "string", "format": "date-time"})
-]
 
 
 class Body(BaseModel):

@@ -89,7 +89,6 @@ class GpuTimelineOut(MemoryOut):
     power_w: Annotated[Values, lambda bins: _values("power", bins, 1)]
     jobs: list[JobSeriesOut]
     marks: list[MarkOut]
-    left_out: int  # older marks, of which there are too many
 
 
 class TimelineOut(TypedDict):
@@ -99,7 +98,6 @@ class TimelineOut(TypedDict):
     step_s: int
     times: list[int]  # when each bin begins
     limits: dict[str, float]  # of collocation risk: `sm_active`, `sm_occupancy`, `dram_active`
-    window_s: float  # over which the risk is judged
     gpus: list[GpuTimelineOut]
 
 
@@ -130,15 +128,14 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Res
             raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
     shown = {job for one in found for job in (*one.bins, *(mark.job for mark in one.marks))}
     names = _names(call, scene, {job for job in shown if job and job > 0})
-    settings = call.service.settings
+    risk = call.service.settings.risk
     out: TimelineOut = {
         "schema": SCHEMA,
         "since": stamp(span.start),
         "until": stamp(min(span.end, scene.now)),
         "step_s": span.step_s,
         "times": span.times(),
-        "limits": {name: getattr(settings.risk, name) for name in LIMITS},
-        "window_s": settings.monitor.window_s,
+        "limits": {name: getattr(risk, name) for name in LIMITS},
         "gpus": [gpu_timeline_out(one, span.count, names) for one in found],
     }
     return answer(out)
@@ -198,7 +195,7 @@ class Span:
 
 def gpu_timeline_out(of: Track, count: int, names: Names) -> GpuTimelineOut:
     """`count`: of bins. `names`: of the jobs that are known still."""
-    gpu, shown = of.gpu, of.marks[-MOST_MARKS:]
+    gpu = of.gpu
     whole = of.bins.get(ALL, {})
     return pick(
         GpuTimelineOut,
@@ -210,8 +207,7 @@ def gpu_timeline_out(of: Track, count: int, names: Names) -> GpuTimelineOut:
         mig=gpu.is_mig if gpu else False,
         memory_mib=gpu.memory_mib if gpu else None,
         jobs=_series(of, names),
-        marks=[_mark(mark, names) for mark in shown],
-        left_out=len(of.marks) - len(shown),
+        marks=[_mark(mark, names) for mark in of.marks[-MOST_MARKS:]],
     )
 
 

@@ -93,18 +93,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "schema": SCHEMA,
         "job": out,
         "headline": (f"{failure}; " if failure else "")
-        + _headline(
-            job,
-            [with_labels(each, scene.live) for each in reasons],
-            now,
-            behind,
-            _idle_reason(scene) if behind else None,
-            overtaken(job, scene) if waits and not blockers else "",
-            away(job, scene, "your" if jobs.owns(job) else "its")
-            if job.suspension and waits and not blockers
-            else "",
-            idling.kernelless_s(job, scene.now),
-        ),
+        + _headline(job, scene, reasons, now, behind, "your" if jobs.owns(job) else "its"),
         "position": out.get("position"),
         "behind": behind,
         "ahead": _ahead(job, scene) if waits else [],
@@ -141,14 +130,13 @@ def _idle_reason(scene: Scene) -> Reason | None:
 
 def _headline(
     job: Job,
+    scene: Scene,
     reasons: Sequence[Reason],
     decision: Decision | None,
     behind: JobRefOut | None,
-    kept: Reason | None,
-    overtaken: str,
-    away: str,
-    kernelless_s: float,
+    whose: str,
 ) -> str:
+    kernelless_s = idling.kernelless_s(job, scene.now)
     match job.state:
         case JobState.PENDING:
             return "waits: its memory need is not known yet; until then only idle GPUs can take it"
@@ -168,14 +156,14 @@ def _headline(
             pass
         case _:
             return _end_headline(job)
-    if away:
-        return away
+    if job.suspension and (decision or not reasons):
+        return away(job, scene, whose)
     if reasons:
-        return f"waits: {phrase(reasons[0])}"
-    if overtaken:
-        return f"waits: {overtaken}"
+        return f"waits: {phrase(with_labels(reasons[0], scene.live))}"
+    if first := overtaken(job, scene):
+        return f"waits: {first}"
     if behind:
-        before = f"waits: job {behind['label']} is before it in line"
+        before, kept = f"waits: job {behind['label']} is before it in line", _idle_reason(scene)
         return f"{before} and {phrase(kept)}" if kept else before
     if decision is None:
         return "waits: it has not been looked at yet"
