@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pydantic import Field, StringConstraints, create_model
@@ -306,8 +306,7 @@ async def _carry_out(
     events, results = await run_in_threadpool(_judge, call, body, jobs, act, runs)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
-        check = partial(refusals.within_the_quota, call, again, await call.service.scene())
-        await refusals.once_settled(call.service, check)
+        refusals.within_the_quota(call, again, await call.service.scene(settled=True))
     holding = {job.id for job in jobs if job.holds_gpus}
     stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}
     # Those that wait come first, or they would be started where others are stopped.

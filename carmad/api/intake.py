@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import NotRequired
 
 from starlette.responses import Response
@@ -103,8 +102,7 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
 async def read(call: Call, body: SubmitIn) -> Submission:
     """The request as a submission, with what it is to be checked against."""
     service, peer, at = call.service, call.peer, call.service.now()
-    others = body.after or body.urgent or body.unless_running is not None or body.interactive
-    scene = await service.scene(settled=bool(others))
+    scene = await service.scene(settled=True)
     awaited = await find_awaited(call, body.after, scene) if body.after else ()
     gpus, env_exclude = tuple(scene.gpus.values()), service.settings.submit.env_exclude
     spec = job_spec(body, peer, awaited, gpus, scene.unread, env_exclude)
@@ -130,7 +128,7 @@ async def _store(call: Call, asked: Submission) -> range:
     service, body = call.service, asked.body
     bare = retention.without_contents(asked.spec)
     specs = [replace(bare, array=task) for task in asked.tasks]
-    await refusals.once_settled(service, partial(refusals.refuse, call, asked, specs))
+    refusals.refuse(call, asked, specs)
     count = len(body.array.indices) if body.array else 1
     # No `await` since there was room for them. An array has an id, too: the first.
     first = service.inbox.next_ids(count + 1 if body.array else count)

@@ -31,7 +31,7 @@ from carmad.api.call import (
 from carmad.api.job import SLURM, JobOut, Jobs, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
-from carmad.api.requests import Body, ParamName, StepStagesIn
+from carmad.api.requests import Body, ParamName, StageTimesIn
 from carmad.api.rows import Pieces, Row, row_out
 from carmad.api.rows import count as count_jobs
 from carmad.api.rows import fold as fold_rows
@@ -69,7 +69,7 @@ class StepIn(Body):
     """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
 
     seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
-    stages: StepStagesIn | None = None
+    stages: StageTimesIn | None = None
 
 
 class MetricsIn(Body):

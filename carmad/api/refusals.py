@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from carmad.api.call import Call
 from carmad.api.requests import Awaited, Submission, SubmitIn
-from carmad.api.service import Service
 from carmad.config import Host
 from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
 from carmad.core.gpus.sharing import label
@@ -34,10 +33,6 @@ MAX_WAITS = 100_000  # tasks × dependencies of each
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
 CHOOSING = frozenset(("memory_mib", "constraint", "on", "not_on"))  # which GPUs a job may use
 OF_GPUS = (*sorted(CHOOSING), "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
-
-
-class NoRoom(Conflict):
-    """The queue has too many of the user's jobs, as far as the tally knows."""
 
 
 def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
@@ -65,16 +60,6 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     if not scene.unread:
         fits_the_server(spec, tuple(scene.gpus.values()))
     within_the_quota(call, jobs, scene, spec.gpus)
-
-
-async def once_settled(service: Service, check: Callable[[], None]) -> None:
-    """`check()`, twice if there is no room: steps that freed quota may not have reached the tally
-    yet; once the core has answered, they have."""
-    try:
-        check()
-    except NoRoom:
-        await service.ask(lambda core: None)
-        check()
 
 
 def may_submit(call: Call) -> None:
@@ -284,13 +269,13 @@ def within_the_quota(call: Call, jobs: Sequence[JobSpec], scene: Scene, gpus: in
         return
     waiting, then = tally.waiting(owner), tally.waiting(owner, jobs)
     if limit.jobs is not None and then.jobs > limit.jobs:
-        raise NoRoom(
+        raise Conflict(
             f"you have {waiting.jobs} jobs waiting, and at most {limit.jobs} are"
             f" allowed: there is no room for {then.jobs - waiting.jobs} more",
             "Try again once some have started.",
         )
     if then.bytes > most_mib << 20:
-        raise NoRoom(
+        raise Conflict(
             f"the commands, environments and scripts of your waiting jobs come to"
             f" {_mib(waiting.bytes)} MiB, and at most {most_mib} MiB are allowed:"
             f" there is no room for {_mib(then.bytes - waiting.bytes)} MiB more",

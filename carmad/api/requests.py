@@ -129,7 +129,7 @@ class ArrayIn(Body):
         return self
 
 
-def _of(value: type, without: str = "") -> Any:
+def _of(value: type) -> Any:
     """The request's form of a dataclass of the core: the same fields, within limits."""
     shape: dict[str, Any] = {}
     for name, kind in get_type_hints(value).items():
@@ -137,7 +137,6 @@ def _of(value: type, without: str = "") -> Any:
         limited = next((at for end, at in OF_FIELD.items() if name.endswith(end)), other)
         default = value.__dataclass_fields__[name].default  # type: ignore[attr-defined]
         shape[name] = limited, ... if default is MISSING else default
-    shape.pop(without, None)
     return create_model(f"{value.__name__}In", __base__=Body, __doc__=value.__doc__, **shape)
 
 
@@ -145,14 +144,11 @@ if TYPE_CHECKING:
 
     class StageIn(Body): ...
 
-    class StepStagesIn(Body): ...
-
     class StageTimesIn(Body):
         gpu: str
 
 else:
     StageIn, StageTimesIn = _of(Stage), _of(StageTimes)
-    StepStagesIn = _of(StageTimes, without="gpu")
 
 
 class LayoutIn(Body):

@@ -47,11 +47,6 @@ PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FREED_BY_AN_END = frozenset({"busy", "exclusive", "jobs_per_gpu", "mps_user", "memory", "min_free"})
 
 
-class JobRefOut(TypedDict):
-    id: int
-    label: str
-
-
 class AheadOut(TypedDict):
     """A job that must start or end first, which may be somebody else's."""
 
@@ -68,7 +63,7 @@ class WhyOut(DecisionOut):
     job: JobOut
     headline: str
     position: int | None
-    behind: JobRefOut | None
+    behind: AheadOut | None  # the head of the line, if nothing else keeps it waiting
     ahead: list[AheadOut]  # from the one that it waits for to the head of the line
     facts: list[str]  # of a job that has ended: how, and where its logs are
     tail: list[str]  # the last lines of its logs, if it did not succeed
@@ -86,7 +81,8 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         now = None
     reasons = blockers or (list(now.placement.reasons) if now else [])
     looked_at = now is not None or blockers
-    behind = _behind(job, scene) if waits and job.spec.gpus and not looked_at else None
+    ahead = _ahead(job, scene) if waits else []
+    behind = ahead[0] if ahead and job.spec.gpus and not looked_at else None
     out = jobs(job)
     failure = scene.failure(job) if job.holds_gpus else ""
     return {
@@ -96,7 +92,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         + _headline(job, scene, reasons, now, behind, "your" if jobs.owns(job) else "its"),
         "position": out.get("position"),
         "behind": behind,
-        "ahead": _ahead(job, scene) if waits else [],
+        "ahead": ahead,
         "facts": _facts(out) if job.ended else [],
         "tail": list(job.exit.tail) if job.exit else [],
         **decision_out(now, scene),
@@ -114,13 +110,6 @@ def _earlier(past: Sequence[Decision], now: Decision | None) -> Sequence[Decisio
     return past[1:] if now and past and past[0].same_story(now) else past
 
 
-def _behind(job: Job, scene: Scene) -> JobRefOut | None:
-    head = scene.live.get(scene.head) if scene.head is not None else None
-    if head is None or head.id == job.id:
-        return None
-    return {"id": head.id, "label": label(head)}
-
-
 def _idle_reason(scene: Scene) -> Reason | None:
     """Why GPUs stay idle for the head of the line; None if none do."""
     head = scene.decisions.get(scene.head) if scene.head is not None else None
@@ -133,7 +122,7 @@ def _headline(
     scene: Scene,
     reasons: Sequence[Reason],
     decision: Decision | None,
-    behind: JobRefOut | None,
+    behind: AheadOut | None,
     whose: str,
 ) -> str:
     kernelless_s = idling.kernelless_s(job, scene.now)
@@ -274,7 +263,7 @@ def _remedies(
     scene: Scene,
     reasons: Sequence[Reason],
     decision: Decision | None,
-    behind: JobRefOut | None,
+    behind: AheadOut | None,
 ) -> list[str]:
     spent = job.spec.urgent and job.spec.owner in scene.shares.ranks.spent
     found = ["its owner's budget for urgent jobs is spent: carma share"] if spent else []

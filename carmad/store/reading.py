@@ -252,13 +252,16 @@ class Reader:
         self,
         *,
         user: str | Owner | None = None,
+        since: float | None = None,
+        until: float | None = None,
         states: Collection[JobState] | None = None,
         arrays: Collection[JobId] | None = None,
         index: int | None = None,
         before: JobId | None = None,
         limit: int = 100,
     ) -> list[Job]:
-        """The newest first. `user`: an account's jobs, or those of all who have had the name.
+        """Jobs that existed at some time in `since` ≤ t < `until`, newest first. `user`: an
+        account's, or those of all who have had the name.
 
         `before`: only those submitted before this one, to continue a result cut off by the limit.
         With very long commands, a result may be cut off sooner.
@@ -266,6 +269,10 @@ class Reader:
         query = _JOB_ROWS.order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
             query = query.where(*queries.of_user(user))
+        if since is not None:
+            query = query.where(or_(JOBS.c.ended_at.is_(None), JOBS.c.ended_at >= since))
+        if until is not None:
+            query = query.where(JOBS.c.submitted_at < until)
         if states is not None:
             query = query.where(JOBS.c.state.in_([state.value for state in states]))
         if arrays is not None:

@@ -602,7 +602,7 @@ def test_why_names_each_gpus_reasons_and_what_would_help(open_path: Path) -> Non
         assert (out["position"], out["policy"]) == (1, "magm")
         assert out["job"]["reason"] == "(GpuMemory: GPU0 10.7G free, need 19.5G)"
         out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
-        assert out["behind"] == {"id": id, "label": str(id)}
+        assert out["behind"] == out["ahead"][0] and out["behind"]["label"] == str(id)
         assert (out["position"], out["job"]["reason"]) == (2, "(Priority)")
         daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 0)
         daemon.sample()

@@ -133,7 +133,7 @@ def test_who_only_waits_for_an_answer_leaves_the_turn_to_others() -> None:
                 pass
         go_on.set()
         await asyncio.gather(*waiters)
-        assert share._running._value == shares.AT_ONCE  # as many as there were
+        assert share.running._value == shares.AT_ONCE  # as many as there were
 
     run_async(play())
 
