@@ -12,12 +12,12 @@ from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BeforeValidator, WithJsonSchema, with_config
+from pydantic import with_config
 from starlette.responses import Response
 
 from carmad.api.job import Jobs
 from carmad.api.service import Service
-from carmad.api.wire import MAX_IDS, Selection, as_json, parse_selection, parse_time
+from carmad.api.wire import MAX_IDS, Selection, Time, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.jobs.attempt import JobId
@@ -44,14 +44,7 @@ Select = Annotated[
 Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
 Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
 Word = Annotated[str | None, Query(max_length=256)]
-Moment = (
-    Annotated[
-        float,
-        BeforeValidator(parse_time),
-        WithJsonSchema({"type": "string", "format": "date-time"}),
-    ]
-    | None
-)
+Moment = Time | None
 
 
 class Resource(APIRouter):
@@ -80,12 +73,6 @@ def answer(value: object, status: int = 200) -> Response:
 def not_yours(job: Job) -> Forbidden:
     hint = "Ask them, or an administrator."
     return Forbidden(f"job {label_of(job)} is {job.spec.user}'s", hint, code="not_yours")
-
-
-async def disconnection(request: Request) -> None:
-    """Wait until the client has disconnected."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(frozen=True, slots=True)

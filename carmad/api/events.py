@@ -82,24 +82,6 @@ def event_out(
     return out
 
 
-class Entry:
-    """A happening and its text for streams, rendered when the first of them needs it."""
-
-    __slots__ = ("_outline", "_whole", "happening")
-
-    def __init__(self, happening: Happening) -> None:
-        self.happening = happening
-        self._whole = b""  # for those who may see all of the job
-        self._outline = b""  # for others
-
-    def text(self, name: str, gpus: Mapping[GpuId, Gpu], sees: bool) -> bytes:
-        if sees:
-            self._whole = self._whole or sse(event_out(self.happening, name, gpus))
-            return self._whole
-        self._outline = self._outline or sse(event_out(self.happening, name, gpus, False))
-        return self._outline
-
-
 def sse(event: EventOut) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (event["id"].encode(), as_json(event))
 
@@ -110,7 +92,7 @@ class Events(Follower):
     def __init__(self, epoch: str, external_mib: int) -> None:
         self._epoch = epoch
         self._external_mib = external_mib
-        self._latest: deque[Entry] = deque(maxlen=KEPT)
+        self._latest: deque[Happening] = deque(maxlen=KEPT)
         self._count = 0  # of all so far
         self._lock = threading.Lock()
         self.gpus: dict[GpuId, Gpu] = {}
@@ -132,7 +114,7 @@ class Events(Follower):
         if not new:
             return
         with self._lock:
-            self._latest.extend(map(Entry, new))
+            self._latest.extend(new)
             self._count += len(new)
         for follower in self.listeners:
             with heard_by(follower):
@@ -253,10 +235,10 @@ class Events(Follower):
         with self._lock:
             kept = list(self._latest)
             first = self._count - len(kept)
-        older = (n for n, each in enumerate(kept) if each.happening.at >= at)
+        older = (n for n, each in enumerate(kept) if each.at >= at)
         return first + next(older, len(kept))
 
-    def read(self, place: int, most: int) -> tuple[int, list[Entry]]:
+    def read(self, place: int, most: int) -> tuple[int, list[Happening]]:
         """Up to `most` happenings after `place`, and the place before the first of them: later than
         `place` if some are not kept any more."""
         with self._lock:

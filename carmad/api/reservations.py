@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.fairness import booking_hours
 from carmad.api.gpus import is_named
-from carmad.api.requests import Body, Time, User
-from carmad.api.wire import SCHEMA, pick, stamp
+from carmad.api.requests import Body, User
+from carmad.api.wire import SCHEMA, Time, pick, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.gpuview import GpuView
 from carmad.core.gpus.sharing import label

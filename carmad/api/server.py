@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
@@ -152,7 +152,7 @@ class ConfigOut(TypedDict):
     settings: dict[str, Any]
     path: str | None
     toml: str | None
-    waiting: NotRequired[list[str]]  # what only a restart changes; none: the file is broken
+    waiting: list[str] | None  # what only a restart changes; null: the file is broken
 
 
 class ConfigIn(Body):
@@ -313,9 +313,8 @@ async def config(call: Caller) -> Response:
         "settings": as_tree(service.settings),
         "path": service.config_path,
         "toml": service.config_toml,
+        "waiting": changes,
     }
-    if changes is not None:
-        out["waiting"] = changes
     return answer(out)
 
 

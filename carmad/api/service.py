@@ -141,6 +141,7 @@ class Service(Follower):
 
     def _capture(self, core: Scheduler) -> Scene:
         """Called in the core's thread: captured once for simultaneous requests."""
+        self.tally.begin(core)
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
             self._scene = core.snapshot(now)
@@ -155,11 +156,6 @@ class Service(Follower):
         """`make()` in a thread, only a few at a time."""
         async with self.listings:
             return await run_in_threadpool(make)
-
-    async def ready(self) -> None:
-        """Make sure that the tally has been started."""
-        if not self.tally.begun:
-            await self.ask(self.tally.begin)
 
 
 async def _wait_for(future: Future[T], hint: str) -> T:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Query
@@ -41,7 +41,8 @@ MOST_MARKS = 1000  # of a GPU
 LIMITS = ("sm_active", "sm_occupancy", "dram_active")  # of the settings of the risk
 STEPS_S = (MINUTE_S, 120, 300, 600, 900, 1800, HOUR_S)
 
-Name = Callable[[JobId], tuple[str, str, str]]  # label, user, and the name if it may be seen
+Names = Mapping[JobId, Named]
+NOBODY = Named("", "", 0, "-")
 
 
 class MemoryOut(TypedDict):
@@ -88,7 +89,6 @@ class GpuTimelineOut(MemoryOut):
     power_w: Annotated[Values, lambda bins: _values("power", bins, 1)]
     jobs: list[JobSeriesOut]
     marks: list[MarkOut]
-    left_out: int  # older marks, of which there are too many
 
 
 class TimelineOut(TypedDict):
@@ -98,7 +98,6 @@ class TimelineOut(TypedDict):
     step_s: int
     times: list[int]  # when each bin begins
     limits: dict[str, float]  # of collocation risk: `sm_active`, `sm_occupancy`, `dram_active`
-    window_s: float  # over which the risk is judged
     gpus: list[GpuTimelineOut]
 
 
@@ -128,45 +127,35 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Res
         if not found:
             raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
     shown = {job for one in found for job in (*one.bins, *(mark.job for mark in one.marks))}
-    name = _names(call, scene, {job for job in shown if job and job > 0})
-    settings = call.service.settings
+    names = _names(call, scene, {job for job in shown if job and job > 0})
+    risk = call.service.settings.risk
     out: TimelineOut = {
         "schema": SCHEMA,
         "since": stamp(span.start),
         "until": stamp(min(span.end, scene.now)),
         "step_s": span.step_s,
         "times": span.times(),
-        "limits": {name: getattr(settings.risk, name) for name in LIMITS},
-        "window_s": settings.monitor.window_s,
-        "gpus": [gpu_timeline_out(one, span.count, name) for one in found],
+        "limits": {name: getattr(risk, name) for name in LIMITS},
+        "gpus": [gpu_timeline_out(one, span.count, names) for one in found],
     }
     return answer(out)
 
 
-def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
-    """Live jobs are named by the core, the others by the store."""
+def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> dict[JobId, Named]:
+    """Live jobs are named by the core, the others by the store; others' are called "-"."""
     live = {id: scene.live[id] for id in jobs if id in scene.live}
-    named = call.service.store.name_jobs([id for id in jobs if id not in live])
+    found = call.service.store.name_jobs([id for id in jobs if id not in live])
     for id, job in live.items():
-        named[id] = Named(label(job), job.spec.user, job.spec.uid, job.spec.name)
-    return namer(named, lambda owner: call.peer.admin or owner == call.peer.owner)
+        found[id] = Named(label(job), job.spec.user, job.spec.uid, job.spec.name)
+    peer = call.peer
+    return {
+        id: one if peer.admin or (one.uid, one.user) == peer.owner else replace(one, name="-")
+        for id, one in found.items()
+    }
 
 
 def _is_named(track: Track, ref: str) -> bool:
     return track.id == ref or (track.gpu is not None and str(track.gpu.index) == ref)
-
-
-def namer(known: Mapping[JobId, Named], sees: Callable[[tuple[int, str]], bool]) -> Name:
-    """`sees`: whether the reader may see what belongs to an account. A job that is not `known` any
-    more has no name."""
-
-    def name(job: JobId) -> tuple[str, str, str]:
-        one = known.get(job)
-        if one is None:
-            return str(job) if job else "", "", "-"
-        return one.label, one.user, one.name if sees((one.uid, one.user)) else "-"
-
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +193,9 @@ class Span:
             raise Unavailable(error.message, error.hint) from error
 
 
-def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:
-    """`count`: of bins."""
-    gpu, shown = of.gpu, of.marks[-MOST_MARKS:]
+def gpu_timeline_out(of: Track, count: int, names: Names) -> GpuTimelineOut:
+    """`count`: of bins. `names`: of the jobs that are known still."""
+    gpu = of.gpu
     whole = of.bins.get(ALL, {})
     return pick(
         GpuTimelineOut,
@@ -217,13 +206,12 @@ def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:
         present=of.present,
         mig=gpu.is_mig if gpu else False,
         memory_mib=gpu.memory_mib if gpu else None,
-        jobs=_series(of, name),
-        marks=[_mark(mark, name) for mark in shown],
-        left_out=len(of.marks) - len(shown),
+        jobs=_series(of, names),
+        marks=[_mark(mark, names) for mark in of.marks[-MOST_MARKS:]],
     )
 
 
-def _series(of: Track, name: Name) -> list[JobSeriesOut]:
+def _series(of: Track, names: Names) -> list[JobSeriesOut]:
     """Of the jobs that held most, in the order in which they came; the others are one series."""
     bins = of.bins
 
@@ -232,14 +220,14 @@ def _series(of: Track, name: Name) -> list[JobSeriesOut]:
 
     jobs = sorted(bins.keys() - {ALL, OTHERS}, key=size, reverse=True)
     chosen = sorted(jobs[:MOST_JOBS], key=lambda job: (next(iter(bins[job])), job))
-    made = [_job_series(bins[job], name(job), job) for job in chosen]
+    made = [_job_series(bins[job], _named(names, job), job) for job in chosen]
     others: defaultdict[int, list[Bin]] = defaultdict(list)
     for job in (*jobs[MOST_JOBS:], OTHERS):
         for number, its in bins.get(job, {}).items():
             others[number].append(its)
     if others:
         added = {number: _add_up(others[number]) for number in sorted(others)}
-        made.append(_job_series(added, ("", "", "-"), None))
+        made.append(_job_series(added, NOBODY, None))
     return made
 
 
@@ -249,19 +237,21 @@ def _add_up(bins: Sequence[Bin]) -> Bin:
     return Bin(used, max(each.most or 0.0 for each in bins), promised)
 
 
-def _job_series(
-    bins: Mapping[int, Bin], named: tuple[str, str, str], id: JobId | None
-) -> JobSeriesOut:
+def _job_series(bins: Mapping[int, Bin], named: Named, id: JobId | None) -> JobSeriesOut:
     first, last = min(bins), max(bins)
     its = [bins.get(number) for number in range(first, last + 1)]
-    said = dict(zip(("label", "user", "name"), named, strict=True))
-    return pick(JobSeriesOut, its, id=id, first=first, **said)
+    whose = {"label": named.label, "user": named.user, "name": named.name}
+    return pick(JobSeriesOut, its, id=id, first=first, **whose)
 
 
-def _mark(mark: Mark, name: Name) -> MarkOut:
-    label, user, its_name = name(mark.job) if mark.job is not None else ("", "", "")
-    text = "" if its_name == "-" else mark.text
-    return pick(MarkOut, mark, label=label, user=user, text=text)
+def _mark(mark: Mark, names: Names) -> MarkOut:
+    its = NOBODY if mark.job is None else _named(names, mark.job)
+    text = mark.text if mark.job is None or its.name != "-" else ""
+    return pick(MarkOut, mark, label=its.label, user=its.user, text=text)
+
+
+def _named(names: Names, job: JobId) -> Named:
+    return names.get(job) or Named(str(job), "", 0, "-")
 
 
 def _values(name: str, bins: Iterable[Bin | None], digits: int | None = None) -> Values:

@@ -265,12 +265,8 @@ def job_charts(answer: TimelineOut, job: JobOut, hues: Hues) -> dict[str, Chart]
     if estimate and not declared and estimate != promised:
         bounds.append((f"estimate {memory(estimate)}", estimate))
     limit = _risk_limit(answer)
-    marks = {
-        (mark["at"], mark["kind"]): mark
-        for gpu, _ in its
-        for mark in gpu["marks"]
-        if mark["job"] == id
-    }.values()
+    told = [mark for gpu, _ in its for mark in gpu["marks"] if mark["job"] == id]
+    marks = {(mark["at"], mark["kind"]): mark for mark in told}.values()
     return {
         name: _chart(title, unit, answer, series, limits, _events(marks, answer["times"], OF_JOB))
         for name, title, unit, series, limits in (

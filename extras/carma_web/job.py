@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,6 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from carma_client.logs import Tail, output, search, tail, unreadable
-from carma_client.transport import is_away
 from carma_web import charts, forms
 from carma_web.forms import Field, Given, carma, form_endpoint, in_fields
 from carma_web.once import once
@@ -374,14 +374,11 @@ def timeline(request: Request) -> Response:
     label = label_in(request)
     found: JobOut = client.get(f"/v1/jobs/{label}")
     begun = [each["started_at"] for each in (*found["attempts"], found) if each["started_at"]]
-    span = {"since": min(begun, default=None), "until": found.get("ended_at")}
+    since, until = min(begun, default=None), found.get("ended_at")
     drawn: dict[str, charts.Chart] = {}
-    try:
-        answer: TimelineOut = client.get("/v1/timeline", **span)
+    with suppress(Refused):  # nothing is recorded of that time any more
+        answer: TimelineOut = client.get("/v1/timeline", since=since, until=until)
         drawn |= charts.job_charts(answer, found, request.app.state.hues)
-    except Refused as refused:
-        if is_away(refused):
-            raise  # otherwise nothing is recorded of that time any more
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
         drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)
