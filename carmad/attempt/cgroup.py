@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from carmad.attempt.proc import process_stat, read_file, tell_kernel
@@ -82,12 +83,12 @@ def settle(unit: str) -> None:
         tell_kernel(f"{ours}/memory.min", KEPT_BYTES)
 
 
-def create(path: str, limits: dict[str, bytes]) -> str | None:
+def create(path: str, limits: Mapping[str, str]) -> str | None:
     """A new cgroup for the job alone; `limits`: contents of its files. None if there can be none:
     then the job runs without."""
     made = _make(path)
     for name, value in limits.items() if made else ():
-        tell_kernel(f"{path}/{name}", value)
+        tell_kernel(f"{path}/{name}", value.encode())
     return made
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import resource
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, Self
 
 REPORT_BYTES = 4096
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -27,54 +29,45 @@ HINTS = {
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Launch:
-    """What to run: NUL-terminated `key=value` fields, with the exact bytes that execve gets."""
+class Launch(NamedTuple):
+    """What to run. A str that is not valid text stands for the exact bytes that execve gets, as in
+    `os.fsencode`."""
 
-    def __init__(self, raw: bytes) -> None:
-        self.argv: list[bytes] = []
-        self.env: dict[str, str] = {}
-        self.limits: dict[str, bytes] = {}  # of its cgroup, by file
-        self.rlimits: dict[str, int] = {}  # soft ones; -1: unlimited
-        fields: dict[bytes, bytes] = {}
-        for field in raw.split(b"\0")[:-1]:
-            key, _, value = field.partition(b"=")
-            if key == b"arg":
-                self.argv.append(value)
-            elif key == b"env":
-                name, _, content = os.fsdecode(value).partition("=")
-                self.env[name] = content
-            elif key == b"limit":
-                file, _, limit = value.partition(b"=")
-                self.limits[os.fsdecode(file)] = limit
-            elif key == b"rlimit":
-                name, _, soft = os.fsdecode(value).partition("=")
-                self.rlimits[name] = int(soft)
-            else:
-                fields[key] = value
-        self.uid = int(fields[b"uid"])
-        self.gid = int(fields[b"gid"])
-        self.groups = [int(group) for group in fields[b"groups"].split(b",") if group]
-        self.umask = int(fields[b"umask"])
-        self.cwd = fields[b"cwd"]
-        self.stdout = fields[b"stdout"]
-        self.stderr = fields[b"stderr"]
-        self.grace_s = float(fields[b"grace_s"])
-        self.until = float(fields.get(b"until", b"inf"))  # in seconds since boot: then it is ended
-        # A process that the job's owner started: pid and start time. Then nothing else is run.
-        self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
-        # Another system's limits hold for it, so it stays in its cgroup.
-        self.stays = b"stays" in fields
-        # On which it starts; none: any.
-        self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
-        # Its program is in a container, with the processes of an engine around it.
-        self.contained = b"contained" in fields
-        # A cgroup to make for the job, where it has no unit.
-        self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
-        # The boot in which the daemon launched it, as the daemon sees it: it may see another one
-        # than we do (in a container, or behind ProtectProc=).
-        self.boot_id = os.fsdecode(fields.get(b"boot_id", b""))
-        # Where a wrapper (conda's) can report that the program could not be started.
-        self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    uid: int
+    gid: int
+    groups: Sequence[int]
+    umask: int
+    cwd: str
+    stdout: str
+    stderr: str
+    grace_s: float
+    rlimits: Mapping[str, int] = {}  # soft ones; -1: unlimited
+    # Its program is in a container, with the processes of an engine around it.
+    contained: bool = False
+    # Where a wrapper (conda's) can report that the program could not be started.
+    report_fd: int | None = None
+    until: float = float("inf")  # in seconds since boot: then it is ended
+    # A process that the job's owner started: pid and start time. Then nothing else is run.
+    follow: Sequence[int] | None = None
+    # Another system's limits hold for it, so it stays in its cgroup.
+    stays: bool = False
+    cpus: Sequence[int] = ()  # on which it starts; none: any
+    # A cgroup to make for the job, where it has no unit; and limits of its cgroup, by file.
+    cgroup: str | None = None
+    limits: Mapping[str, str] = {}
+    # The boot in which the daemon launched it, as the daemon sees it: it may see another one than
+    # we do (in a container, or behind ProtectProc=).
+    boot_id: str = ""
+
+    @classmethod
+    def loads(cls, raw: bytes) -> Self:
+        """Raises ValueError or TypeError."""
+        return cls(**json.loads(raw))
+
+    def dumps(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
 
 
 def block(*signums: int) -> None:
@@ -194,7 +187,7 @@ def die_with_parent() -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def limit(rlimits: dict[str, int]) -> None:
+def limit(rlimits: Mapping[str, int]) -> None:
     """Set these soft limits, as far as the hard ones allow."""
     for name, soft in rlimits.items():
         which = getattr(resource, f"RLIMIT_{name.upper()}")
@@ -205,8 +198,8 @@ def limit(rlimits: dict[str, int]) -> None:
             resource.setrlimit(which, (soft, hard))
 
 
-def readable(name: bytes) -> str:
-    return name[:200].decode("utf-8", "replace")
+def readable(name: str) -> str:
+    return os.fsencode(name[:200]).decode("utf-8", "replace")
 
 
 def start_program(launch: Launch, report: int) -> None:
@@ -218,7 +211,7 @@ def start_program(launch: Launch, report: int) -> None:
     block()
     limit(launch.rlimits)
     try:
-        os.execvpe(launch.argv[0], launch.argv, launch.env)
+        os.execvpe(launch.argv[0], [*launch.argv], launch.env)
     except OSError as error:
         # The latter, if the last of PATH is a file.
         is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)

@@ -103,7 +103,7 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def open_log(path: bytes, target: int, header: bytes) -> int:
+def open_log(path: str, target: int, header: bytes) -> int:
     """Append what is written to `target` to this file. Returns the offset at which that begins,
     after the header, which is written only if the file is not empty."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
@@ -137,7 +137,7 @@ def send_logs(link: socket.socket, launch: Launch) -> None:
     for path, target in {launch.stderr: 2, launch.stdout: 1}.items():
         status = os.fstat(target)
         is_file = stat.S_ISREG(status.st_mode)
-        fds.insert(0, os.open(path if is_file else b"/dev/null", os.O_RDONLY | os.O_NONBLOCK))
+        fds.insert(0, os.open(path if is_file else os.devnull, os.O_RDONLY | os.O_NONBLOCK))
         if is_file and not os.path.samestat(status, os.fstat(fds[0])):
             return  # it was replaced just now
     socket.send_fds(link, [LOGS], fds)
@@ -264,7 +264,7 @@ def read_tail(fd: int, begin: int) -> bytes:
     return os.pread(fd, TAIL_BYTES, max(begin, status.st_size - TAIL_BYTES))
 
 
-def open_tail(path: bytes, sealed: bool) -> int | None:
+def open_tail(path: str, sealed: bool) -> int | None:
     """`sealed`: once its writer has sealed it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -360,7 +360,7 @@ def supervise(directory: str) -> None:
     if os.getsid(0) != os.getpid():
         os.setsid()
     adopt_orphans()
-    launch = Launch(read_file(LAUNCH))
+    launch = Launch.loads(read_file(LAUNCH))
     control = os.open(CONTROL, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reaches its end
     started_at = time.time()
     own = process_stat(os.getpid())

@@ -7,14 +7,14 @@ memory, and the cgroup, if any. Its other file descriptors are
 
 - 0  what to run (`starting.Launch`)
 - 1  the program's stdout and stderr
-- 2  the outcome, written at the end: `code N`, `signal N`, `late`, `beyond` and the limit that was
-     exceeded, or `error` and why the program could not be started. When its reader is gone, the
+- 2  the outcome, written at the end: fields of `Trial`, as JSON. When its reader is gone, the
      program is ended at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import select
@@ -38,6 +38,7 @@ from carmad.attempt.starting import (
     start_program,
     write_all,
 )
+from carmad.attempt.supervisor import how_it_ended
 
 # -- limits on the processes and memory of a trial, including all that it starts. If systemd has
 # delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has its own cgroup below it,
@@ -228,7 +229,7 @@ def main() -> None:
     deadline = time.monotonic() + within_s
     block(SIGCHLD)  # `sigtimedwait` receives it
     adopt_orphans()
-    launch = Launch(read_file("/proc/self/fd/0"))
+    launch = Launch.loads(read_file("/proc/self/fd/0"))
 
     def run(report: int) -> None:
         enter_bounds(cgroup, memory)
@@ -248,18 +249,16 @@ def main() -> None:
     except BlockingIOError:
         error = b""
     assert tree.status is not None
+    said: dict[str, object]
     if error:
-        said = b"error " + error
-    elif beyond:
-        said = b"beyond " + beyond.encode()
-    elif not ended:
-        said = b"late"
-    elif os.WIFSIGNALED(tree.status):
-        said = b"signal %d" % os.WTERMSIG(tree.status)
+        said = {"error": error.decode("utf-8", "replace").partition("\n")[0]}
+    elif beyond or not ended:
+        said = {"beyond": beyond, "timed_out": not beyond}
     else:
-        said = b"code %d" % os.WEXITSTATUS(tree.status)
+        code, killed_by = how_it_ended(tree.status)
+        said = {"code": code, "signal": killed_by}
     with contextlib.suppress(BrokenPipeError):
-        write_all(2, said)
+        write_all(2, json.dumps(said).encode())
 
 
 def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tuple[bool, str]:

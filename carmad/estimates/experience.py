@@ -23,8 +23,8 @@ from pathlib import Path
 from threading import Event, Lock
 
 from carmad.attempt.environment import job_environment
-from carmad.attempt.launcher import Copies, launch_fields
-from carmad.attempt.starting import program
+from carmad.attempt.launcher import Copies, plan_launch
+from carmad.attempt.starting import Launch, program, write_all
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.jobs.attempt import Attempt, GpuId, JobId
@@ -73,8 +73,8 @@ def try_program(
     if stop():
         return _failure(STOPPED)
     try:
-        fields = launch_fields(job, job_environment(job, ()), GRACE_S)
-        with _limits(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
+        launch = plan_launch(job, job_environment(job, ()), GRACE_S)
+        with _limits(home, memory_mib << 20) as bound, _attend(launch, within_s, bound) as pipes:
             found = _listen(*pipes, deadline, stop)
             return found or _failure("the trial failed: it was killed")
     except CarmaError as error:
@@ -126,14 +126,14 @@ def _limits(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _attend(
-    fields: bytes, within_s: float, bound: tuple[int, str]
+    launch: Launch, within_s: float, bound: tuple[int, str]
 ) -> Iterator[tuple[int, int, int]]:
     """Start the program. Yields the pipes of its answer, its output and its attendant's verdict. It
     runs only while the last one is open."""
     with contextlib.ExitStack() as readers, contextlib.ExitStack() as writers:
         request = os.memfd_create("carma-trial")
         writers.callback(os.close, request)
-        os.write(request, fields)
+        write_all(request, launch.dumps())
 
         def pipe() -> tuple[int, int]:
             reader, writer = os.pipe()
@@ -175,7 +175,7 @@ def _listen(
             selector.register(pipe, selectors.EVENT_READ)
         while verdict in selector.get_map() and not stop():
             if time.monotonic() > deadline:
-                heard[verdict] += b"late"
+                heard[verdict][:] = json.dumps({"timed_out": True}).encode()
                 break
             for key, _ in selector.select(LOOK_S):
                 if not _read(key.fd, heard[key.fd]):
@@ -208,21 +208,13 @@ def _read(pipe: int, data: bytearray) -> bool:
 
 def _trial(verdict: str, answer: bytes, output: str) -> Trial | None:
     """The trial, from the attendant's verdict, if there is any."""
-    match verdict.split(" ", 1):
-        case ["code", number]:
-            return Trial(answer, output, code=int(number))
-        case ["signal", number]:
-            return Trial(answer, output, signal=int(number))
-        case ["late"]:
-            return Trial(answer, output, timed_out=True)
-        case ["beyond", why]:
-            return Trial(answer, output, beyond=why)
-        case ["error", why]:
-            return _failure(why.partition("\n")[0], output)
-        case ["" | "cold"]:
-            return None
-    last = verdict.strip().rpartition("\n")[2]
-    return _failure(f"the trial failed: {last}", output)
+    if not verdict:
+        return None
+    try:
+        return Trial(answer, output, **json.loads(verdict))
+    except ValueError:
+        last = verdict.strip().rpartition("\n")[2]
+        return _failure(f"the trial failed: {last}", output)
 
 
 JOBS_PER_USER = 200  # remembered: a large array must not displace other users' jobs

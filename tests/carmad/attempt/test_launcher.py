@@ -26,7 +26,7 @@ from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts
-from carmad.attempt.launcher import Launcher, NotNow, Stopped, launch_fields
+from carmad.attempt.launcher import Launcher, NotNow, Stopped, plan_launch
 from carmad.attempt.shepherd import Shepherd
 from carmad.core.jobs.attempt import Cause, JobId
 from carmad.core.jobs.job import Job
@@ -416,8 +416,8 @@ def test_a_job_has_the_groups_that_its_user_has_when_it_starts(
 ) -> None:
     job = farm.job("true", user="ada", uid=4001, gid=27)
     users["ada"] = 4001, 4002, [4002]  # it was in group 27 when it was submitted
-    fields = launch_fields(job, {}, 1.0).split(b"\0")
-    assert fields[:3] == [b"uid=4001", b"gid=4002", b"groups=4002"]
+    its = plan_launch(job, {}, 1.0)
+    assert (its.uid, its.gid, [*its.groups]) == (4001, 4002, [4002])
 
 
 @pytest.mark.parametrize(
