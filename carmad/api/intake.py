@@ -213,7 +213,7 @@ async def rehearse(
 
 def _judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     """Runs in the core's thread, and changes nothing there."""
-    if reason := scene.blocker(job):
+    if reason := scene.gate.blocker(job):
         return Placement(job.id, reasons=(reason,)), False
     if not job.spec.gpus:
         return Placement(job.id), True

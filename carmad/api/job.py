@@ -322,7 +322,7 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state not in (JobState.QUEUED, JobState.SUSPENDED):
             return None
-        if held_up := self.scene.blocker(job):
+        if held_up := self.scene.gate.blocker(job):
             return f"({self._short(held_up)})"
         decision = self.scene.current(job.id)
         if decision is None:

@@ -76,7 +76,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     """`past` has the recorded decisions, the newest first."""
     waits = job.state in (JobState.QUEUED, JobState.SUSPENDED)
     now = scene.current(job.id) if waits else next(iter(past), None)
-    blockers = list(scene.blockers(job)) if waits else []
+    blockers = list(scene.gate.blockers(job)) if waits else []
     if blockers:
         now = None
     reasons = blockers or (list(now.placement.reasons) if now else [])
@@ -222,7 +222,7 @@ def _ahead(job: Job, scene: Scene) -> list[AheadOut]:
     while len(found) < MOST_AHEAD:
         awaited = (after.job for after in job.spec.after if after.job in scene.live)
         before = next(awaited, None)
-        if before is None and not job.holds_gpus and scene.blocker(job) is None:
+        if before is None and not job.holds_gpus and scene.gate.blocker(job) is None:
             before = scene.head
         if before is None or before in seen:
             break
@@ -327,7 +327,7 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             return f"starts when another job of {reason.detail} ends"
         case "gpu_hours":
             own = reason.detail == job.spec.user
-            at = scene.quotas.frees_at(job.spec.owner if own else reason.detail)
+            at = scene.gate.quotas.frees_at(job.spec.owner if own else reason.detail)
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"

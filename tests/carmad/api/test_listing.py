@@ -453,7 +453,7 @@ def test_what_is_rendered_for_an_admin_is_shown_to_nobody_else(daemon: Daemon) -
 def test_tasks_over_their_limit_share_one_reason() -> None:
     jobs = [task(id, id, limit=2) for id in range(1, 100)]
     scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 2})))
-    assert len({id(scene.blocker(job)) for job in jobs}) == 1
+    assert len({id(scene.gate.blocker(job)) for job in jobs}) == 1
 
 
 def test_listings_are_made_in_threads_that_are_there_already(daemon: Daemon) -> None:

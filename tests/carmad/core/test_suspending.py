@@ -363,7 +363,7 @@ def test_what_cannot_resume_waits_and_tries_again_ever_later() -> None:
     assert (job.state, job.gpus) == (S.SUSPENDED, ())
     assert "could not resume: there is no room" in job.notes
     assert job.suspension and job.suspension.again_at == here.now + AGAIN_AFTER_S
-    blocker = here.scene.blocker(job)
+    blocker = here.scene.gate.blocker(job)
     assert blocker and blocker.code == "resume_failed"
     here.pass_time(AGAIN_AFTER_S)
     job = here.job(id)
