@@ -7,15 +7,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from queue import SimpleQueue
+from types import NoneType
 from typing import Any, Generic, Protocol, TypeVar
 
-from carmad import beats
 from carmad.core.jobs.attempt import Exit
 from carmad.core.jobs.findings import Estimate, Prediction, Refusal
 from carmad.core.jobs.history import History
@@ -26,7 +24,8 @@ from carmad.core.placing.view import Policy, View
 from carmad.core.ports import Estimator, Predictor, Recovery
 from carmad.errors import CarmaError
 from carmad.learning.models import Model
-from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
+from carmad.threads import Threads
+from carmad.validation import ANSWER, PROPOSAL, is_valid
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 CORE_WAITS_S = 2.0  # for a policy, a predictor or a recovery: nothing else is decided meanwhile
 REST = 30  # times that: for so long a plugin that was late is not called
 LOG_EVERY_S = 60.0
-LATE_S = 60.0  # for a plugin's heartbeat: what is asked of it has failed long before
+LATE_S = 10.0  # for a plugin's heartbeat: what is asked of it has failed before
 MOST_UNANSWERED = 8  # calls per user: an estimator that hangs must not take every thread
 
 _ROOM: dict[tuple[str, int], threading.Semaphore] = {}  # by estimator and user
@@ -51,7 +50,9 @@ class Trouble:
     until: float  # the latest failure, likewise
     times: int
     without: str  # what happens to jobs meanwhile
-    over: bool = False  # it has worked since
+    question: str = ""  # with which it began: it is over once that is answered
+    over: bool = False
+    is_logged: bool = False
 
 
 class _Plugin(Protocol):
@@ -65,10 +66,10 @@ N = TypeVar("N", bound=_Plugin)
 class _Guard(Generic[N]):
     """Calls a plugin that may raise or hang, without stopping the daemon.
 
-    The plugin runs in its own thread. A call that takes too long fails, and so does every later
+    The plugin has a thread of its own. A call that takes too long fails, and so does every later
     call until the thread returns, and for a while after that; what stands in for the plugin decides
-    meanwhile. A thread cannot be killed: if it never returns, the daemon must be restarted. It is
-    no executor's, as Python waits for those when it exits.
+    meanwhile. A thread cannot be killed: if it never returns, the daemon must be restarted, and its
+    watchdog says where it is.
     """
 
     kind = ""
@@ -81,106 +82,77 @@ class _Guard(Generic[N]):
         self._label = f"{self.kind} {plugin.name}"
         self._timeout_s = timeout_s
         self._one_at_a_time = threading.Lock()
-        self._questions: SimpleQueue[tuple[Callable[[N], object], Future[Any]]] = SimpleQueue()
-        self._thread = beats.thread(self._label.replace(" ", "-"), LATE_S, self._serve)
-        self._thread.start()
-        self._late: Future[Any] | None = None  # the call that took too long
+        self._thread = Threads(1, self._label.replace(" ", "-"), LATE_S)
+        self._call: Future[Any] | None = None  # the latest
         self._again_at = -math.inf  # monotonic, as is the next
         self._logged_at = -math.inf
-        self._logged = False  # the current trouble was logged
-        self._fails_at = ""  # the kind of call it began with: it is over once that succeeds
 
-    def _serve(self) -> None:
-        """The plugin's thread: one call after the other."""
-        while True:
-            question, answer = self._questions.get()
-            beats.at("a question")
-            _answer(answer, partial(question, self._plugin))
-            beats.idle()
-            del question, answer  # otherwise they would be kept until the next call
+    def close(self) -> None:
+        """It is not asked any more."""
+        self._thread.shutdown(wait=False)
 
-    def _ask(self, what: str, question: Callable[[N], T], check: Callable[[T], object]) -> T:
-        """Raises what the plugin raises, TimeoutError, or what `check` raises."""
+    def _ask(self, what: str, question: Callable[[N], T]) -> T:
+        """`question` checks the answer. Raises what it raises, or TimeoutError."""
         with self._one_at_a_time:
             try:
-                answer = self._await_answer(question, what)
-                check(answer)
+                answer = self._await_answer(what, question)
             except Exception as error:
-                self._fails(error, what)
+                self._note_failure(what, error)
                 raise
-            if self.trouble and not self.trouble.over and what == self._fails_at:
-                self.trouble = replace(self.trouble, over=True)
-                if self._logged:
-                    times = self.trouble.times
-                    log.warning("the %s answers again; it failed %d times", self._label, times)
+            self._note_answer(what)
             return answer
 
-    def _await_answer(self, question: Callable[[N], T], what: str) -> T:
-        if self._late and not self._late.done():
+    def _await_answer(self, what: str, question: Callable[[N], T]) -> T:
+        if self._call and not self._call.done():
             raise TimeoutError("it still has not answered an earlier question")
         if time.monotonic() < self._again_at:
             raise TimeoutError("it was late with an earlier answer, and is not asked for a while")
-        self._late = None
-        answer: Future[T] = Future()
-        self._questions.put((question, answer))
+        self._call = call = self._thread.submit(question, self._plugin)
         try:
-            return _wait(answer, self._timeout_s, f"no {what}")
-        except _Late:
-            self._late, self._again_at = answer, time.monotonic() + REST * self._timeout_s
-            raise
+            return _wait(call, self._timeout_s, f"no {what}")
+        finally:
+            if not call.done():
+                self._again_at = time.monotonic() + REST * self._timeout_s
 
-    def _fails(self, error: Exception, what: str) -> None:
+    def _note_failure(self, what: str, error: Exception) -> None:
         now, text = time.time(), f"{error!r:.200}"
-        old = self.trouble
-        if old is None or old.over:
-            self._logged, self._fails_at = False, what
-            self.trouble = Trouble(self._label, text, now, now, 1, self.without)
-        else:
-            self.trouble = replace(old, error=text, until=now, times=old.times + 1)
-        if not self._logged and time.monotonic() - self._logged_at >= LOG_EVERY_S:
-            self._logged, self._logged_at = True, time.monotonic()
-            hangs = self._late is not None
-            where = f"; it is at\n{beats.stack(self._thread.ident or 0)}" if hangs else ""
-            shown = None if hangs else error
-            log.error("the %s fails: %s%s", self._label, self.without, where, exc_info=shown)
+        its = self.trouble
+        if its is None or its.over:
+            its = Trouble(self._label, text, now, now, 0, self.without, what)
+        self.trouble = its = replace(its, error=text, until=now, times=its.times + 1)
+        if not its.is_logged and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at, self.trouble = time.monotonic(), replace(its, is_logged=True)
+            log.error("the %s fails: %s", self._label, self.without, exc_info=error)
+
+    def _note_answer(self, what: str) -> None:
+        its = self.trouble
+        if its and not its.over and what == its.question:
+            self.trouble = replace(its, over=True)
+            if its.is_logged:
+                log.warning("the %s answers again; it failed %d times", self._label, its.times)
 
 
-class _Late(TimeoutError):
-    """The guard's own, not one that a plugin raises."""
-
-
-def _wait(answer: Future[T], timeout_s: float, lacking: str) -> T:
+def _wait(call: Future[T], timeout_s: float, lacking: str) -> T:
     try:
-        return answer.result(timeout_s)
+        error = call.exception(timeout_s)
     except TimeoutError:
-        if answer.done():  # it is the plugin's own
-            raise
-        raise _Late(f"{lacking} within {timeout_s:g} s") from None
+        raise TimeoutError(f"{lacking} within {timeout_s:g} s") from None
+    if error is not None and not isinstance(error, Exception):  # it may call sys.exit
+        raise RuntimeError(f"it gave up: {error!r:.200}") from error
+    return call.result()
 
 
-def _answer(answer: Future[Any], find: Callable[[], object]) -> None:
-    """Call foreign code for it."""
-    try:
-        answer.set_result(find())
-    except Exception as error:  # noqa: BLE001 - raised where it is waited for
-        answer.set_exception(error)
-    except BaseException as error:  # noqa: BLE001 - it may call sys.exit
-        answer.set_exception(RuntimeError(f"it gave up: {error!r:.200}"))
+def _expect(answer: T, *kinds: type) -> T:
+    """The answer, if it is valid. Raises TypeError."""
+    if is_valid(answer, *kinds):
+        return answer
+    raise TypeError(f"it answered {answer!r:.200}")
 
 
-def _each(is_valid: Callable[[Any], bool]) -> Callable[[Sequence[object]], None]:
-    """A check of answers; its error names only the one that is invalid."""
-
-    def check(answers: Sequence[object]) -> None:
-        for answer in answers:
-            if not is_valid(answer):
-                raise TypeError(f"it answered {answer!r:.200}")
-
-    return check
-
-
-def _or_none(is_valid: Callable[[Any], bool]) -> Callable[[object], None]:
-    return lambda answer: _each(is_valid)([] if answer is None else [answer])
+def _expect_place(answer: float) -> float:
+    if math.isnan(place := float(answer)):
+        raise TypeError("it answered nan")
+    return place
 
 
 class GuardedPolicy(_Guard[Policy]):
@@ -192,11 +164,12 @@ class GuardedPolicy(_Guard[Policy]):
         self.without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
 
     def order(self, job: Job) -> float:
-        check = _or_none(lambda place: not math.isnan(place))
-        return self._ask("place in line", lambda policy: float(policy.order(job)), check)
+        return self._ask("place in line", lambda policy: _expect_place(policy.order(job)))
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        return self._ask("plan", lambda policy: tuple(policy.plan(view)), _each(is_proposal))
+        return self._ask(
+            "plan", lambda policy: tuple(_expect(each, *PROPOSAL) for each in policy.plan(view))
+        )
 
 
 class GuardedPredictor(_Guard[Predictor]):
@@ -208,8 +181,7 @@ class GuardedPredictor(_Guard[Predictor]):
     ) -> Prediction | None:
         return self._ask(
             "prediction",
-            lambda predictor: predictor.predict(job, history, models, now),
-            _or_none(is_prediction),
+            lambda its: _expect(its.predict(job, history, models, now), Prediction, NoneType),
         )
 
 
@@ -218,12 +190,11 @@ class GuardedRecovery(_Guard[Recovery]):
     without = "jobs that ran out of memory are retried alone"
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
-        return self._ask("decision", lambda its: its.decide(job, exit), _or_none(is_retry))
+        return self._ask("decision", lambda its: _expect(its.decide(job, exit), Retry, NoneType))
 
 
 class GuardedEstimator:
-    """Its caller must be able to wait: an estimate may take long. There is one guard per call,
-    which runs in a new thread."""
+    """Its caller must be able to wait: an estimate may take long. Each call has a new thread."""
 
     def __init__(self, estimator: Estimator, timeout_s: float) -> None:
         self.name = estimator.name
@@ -236,21 +207,15 @@ class GuardedEstimator:
         room = _ROOM.setdefault(key, threading.Semaphore(MOST_UNANSWERED))
         if not room.acquire(blocking=False):
             raise TimeoutError(f"{self.name} still has not answered earlier questions")
-        answer: Future[Estimate | Refusal] = Future()
-
-        def find() -> None:
-            beats.at("an estimate")
-            _answer(answer, lambda: self._estimator.estimate(spec))
-            room.release()
-
         try:
-            beats.thread(f"estimator-{self.name}", self._timeout_s, find).start()
+            thread = Threads(1, f"estimator-{self.name}", self._timeout_s)
         except RuntimeError:  # no thread can be started
             room.release()
             raise
-        found = _wait(answer, self._timeout_s, f"{self.name} gave no estimate")
-        _each(is_answer)([found])
-        return found
+        call = thread.submit(self._estimator.estimate, spec)
+        call.add_done_callback(lambda _: room.release())
+        thread.shutdown(wait=False)
+        return _expect(_wait(call, self._timeout_s, f"{self.name} gave no estimate"), *ANSWER)
 
 
 @contextmanager

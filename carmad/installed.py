@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib.metadata import (
     Distribution,
@@ -20,6 +22,8 @@ from typing import Any
 
 from carmad import CLIENT, DISTRIBUTION
 from carmad.errors import CarmaError
+
+log = logging.getLogger(__name__)
 
 try:
     VERSION = version(DISTRIBUTION)
@@ -39,6 +43,21 @@ def by_name(group: str) -> dict[str, EntryPoint]:
     for point in points(group):
         found.setdefault(point.name, point)
     return found
+
+
+def load_each(
+    group: str, make: Callable[[Any], Any] = lambda found: found, *, quietly: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """What is made of each of a group, by name. One that fails is logged and left out, and
+    `carma doctor` names it."""
+    for name, point in by_name(group).items():
+        try:
+            made = make(point.load())
+        except (Exception, SystemExit):  # foreign code
+            if not quietly:
+                log.exception("%s of %s is left out, as %s fails", name, group, point.value)
+        else:
+            yield name, made
 
 
 def is_own(point: EntryPoint) -> bool:

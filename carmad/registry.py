@@ -95,23 +95,22 @@ def own_names(kind: str) -> list[str]:
 
 
 def services(host: Host) -> dict[str, BackgroundService]:
-    """The installed services that have something to do, by name, CARMA's own first. Raises what one
-    of these raises when it is built; another's failure is logged, and it is left out, as is what is
-    not installed whole."""
-    return dict(_build("services", host))
+    """The installed services that have something to do, by name, CARMA's own first."""
+    made = installed.load_each("carma.services", lambda build: build(host))
+    return {name: each for name, each in made if each is not None}
 
 
 def followers(host: Host) -> dict[str, Follower]:
-    """The installed followers, by name; failing ones as `services`."""
-    found = dict(_build("followers", host))
+    """The installed followers, by name."""
+    found = dict(installed.load_each("carma.followers", lambda build: build(host)))
     for name in [name for name, made in found.items() if not isinstance(made, Follower)]:
         log.error("%s is left out, as it is not a Follower: %.200r", name, found.pop(name))
     return found
 
 
 def routers() -> dict[str, Any]:
-    """FastAPI's routers of packages, by name; a failing one is logged and left out."""
-    return dict(_build("routes"))
+    """FastAPI's routers of packages, by name."""
+    return dict(installed.load_each("carma.routes"))
 
 
 def checks(host: Host) -> list[SubmissionCheck]:
@@ -124,20 +123,6 @@ def checks(host: Host) -> list[SubmissionCheck]:
     return [cast(SubmissionCheck, each) for each in made if each is not None]
 
 
-def _build(group: str, *given: object) -> Iterator[tuple[str, Any]]:
-    for name, point in installed.by_name(f"carma.{group}").items():
-        try:
-            found = point.load()
-            made = found(*given) if given else found
-        except (Exception, SystemExit) as error:  # foreign code
-            if installed.is_own(point) and not isinstance(error, ModuleNotFoundError):
-                raise
-            log.exception("%s cannot be built, and is left out: %s", name, point.value)
-        else:
-            if made is not None:
-                yield name, made
-
-
 @cache
 def settings_of_plugins() -> Mapping[tuple[str, str], type]:
     """The dataclass of each plugin that has settings of its own, by kind and name.
@@ -146,21 +131,16 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
     and skipped: it must not keep a daemon from starting that does not use it.
     """
     found: dict[tuple[str, str], type] = {}
-    for point in installed.points("carma.settings"):
-        kind, _, name = point.name.partition(".")
-        try:
-            declared = point.load()
-            declared()
-            names = {field.name for field in fields(declared)}
-        except Exception:  # foreign code
-            log.exception("%s is not a dataclass whose fields all have defaults", point.value)
-            continue
+    each_with_fields = installed.load_each("carma.settings", lambda its: (its, fields(its())))
+    for called, (declared, its) in each_with_fields:
+        kind, _, name = called.partition(".")
+        taken = _EVERY_POLICYS & {field.name for field in its}
         if kind not in KINDS or not name:
-            log.error("%r is not KIND.NAME, as in policies.magm: %s", point.name, point.value)
-        elif kind == "policies" and (taken := names & _EVERY_POLICYS):
-            log.error("every policy has a setting %s already: %s", min(taken), point.value)
+            log.error("settings %r are not of KIND.NAME, as in policies.magm", called)
+        elif kind == "policies" and taken:
+            log.error("%s has a setting %s, but so has every policy", called, min(taken))
         else:
-            found.setdefault((kind, name), declared)
+            found[kind, name] = declared
     return found
 
 
@@ -169,14 +149,12 @@ def wordings() -> Mapping[str, Wording]:
     """The wording of the reasons of all installed plugins, by code: entry points of the group
     `carma.reasons`. If two declare the same code, CARMA's own wins."""
     found: dict[str, Wording] = {}
-    for point in installed.points("carma.reasons"):
-        try:
-            for code, wording in point.load().items():
-                if not isinstance(wording, Wording):
-                    raise TypeError(f"{code!r} has no Wording")
+    for name, declared in installed.load_each("carma.reasons", dict):
+        for code, wording in declared.items():
+            if isinstance(wording, Wording):
                 found.setdefault(code, wording)
-        except Exception:  # foreign code
-            log.exception("the reasons of %s cannot be loaded", point.value)
+            else:
+                log.error("the reason %r of %s has no Wording", code, name)
     return found
 
 

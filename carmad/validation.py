@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from carmad.core.jobs.findings import Estimate, Prediction, Refusal
-from carmad.core.jobs.job import Retry
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Remember
 
 # A traced script may forge an estimate.
@@ -23,28 +22,15 @@ MOST_MIB = 1 << 40
 MOST_S = 1e9
 
 
-def is_proposal(answer: object) -> bool:
-    # What a policy remembers is returned only to the policy itself.
-    return isinstance(answer, Remember) or _is_valid(answer, AskAgain, Preemption, Placement)
+PROPOSAL = (AskAgain, Preemption, Placement, Remember)
+ANSWER = (Estimate, Refusal)  # an estimator's: with low ≤ mib ≤ high
 
 
-def is_retry(answer: object) -> bool:
-    return _is_valid(answer, Retry)
-
-
-def is_prediction(answer: object) -> bool:
-    return _is_valid(answer, Prediction)
-
-
-def is_answer(answer: object) -> bool:
-    """An estimator's: an Estimate with low ≤ mib ≤ high, or a Refusal."""
-    return _is_valid(answer, Estimate, Refusal)
-
-
-def _is_valid(answer: Any, *kinds: type) -> bool:
+def is_valid(answer: Any, *kinds: type) -> bool:
+    """Whether it is a valid value of one of these types."""
     kind = next((each for each in kinds if isinstance(answer, each)), None)
-    if kind is None:
-        return False
+    if kind is None or kind is Remember:  # what a policy remembers goes back to it alone
+        return kind is not None
     try:
         _adapter(kind).validate_python((answer,))
     except ValidationError:

@@ -14,7 +14,6 @@ from cli.problems import Problem, Usage, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from importlib.metadata import EntryPoint
 
     from carmad.api.checks import CheckOut
 
@@ -230,27 +229,18 @@ def leaves() -> list[Command]:
 def load_added(group: str, kind: type[T]) -> dict[str, T]:
     """What packages add of a kind, by name, without what cannot be loaded: `carma doctor` names
     that."""
-    found = {}
-    for name, point in sorted(_points(group).items()):
-        try:
-            its = point.load()
-        except (Exception, SystemExit):  # noqa: BLE001 - foreign code
-            continue
-        if isinstance(its, kind):
-            found[name] = its
-    return found
+    from carmad import installed  # takes longer to import than most verbs
+
+    found = dict(installed.load_each(f"carma.{group}", quietly=True))
+    return {name: its for name, its in sorted(found.items()) if isinstance(its, kind)}
 
 
 def _load(name: str) -> Any:
-    if (point := _points("commands").get(name)) is None:
+    from carmad import installed  # takes longer to import than most verbs
+
+    if (point := installed.by_name("carma.commands").get(name)) is None:
         return None
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # foreign code
         raise Problem(f"{name} cannot be loaded from {point.value}: {error}") from error
-
-
-def _points(group: str) -> dict[str, EntryPoint]:
-    from carmad import installed  # takes longer to import than most verbs
-
-    return installed.by_name(f"carma.{group}")

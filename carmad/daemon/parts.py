@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import TypeVar, cast
 
 from carmad import beats, configfile, paths, registry, units
 from carmad.api.app import create_app
@@ -35,7 +34,6 @@ from carmad.core.placing.view import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.daemon import doctor
-from carmad.daemon.host import DaemonHost
 from carmad.daemon.housekeeping import Housekeeping, release
 from carmad.daemon.monitor import Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
@@ -64,6 +62,8 @@ from carmad.guards import Trouble
 from carmad.http.server import Server
 from carmad.learning.models import Model
 from carmad.learning.trained import Models
+from carmad.metrics.keeper import Keeper
+from carmad.notify.letters import find_stuck
 from carmad.notify.post import Post
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
@@ -71,10 +71,10 @@ from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline
 
 log = logging.getLogger("carmad")
-T = TypeVar("T")
 
 ANSWER_S = 30.0  # of the core
 PLUGGED_WITHIN_S = 10.0  # a service starts or stops
+SAVE_S = 30  # what of the timeline a daemon that is killed may lose
 
 
 class Daemon:
@@ -191,9 +191,9 @@ class Daemon:
         )
 
     def _build_plugged(self) -> None:
-        """What packages add, and those of CARMA's own parts that plug in the same way."""
+        """What runs beside the core or follows it: CARMA's own, and what packages add."""
         self._added: list[Chore] = []
-        host = DaemonHost(
+        host = Host(
             settings=lambda: self._in_force,
             state_dir=self._state_dir,
             socket=self._where,
@@ -203,14 +203,23 @@ class Daemon:
             scene=self._scene,
             explain=lambda job: explain(job, self._scene()),
             add_chore=self._added.append,
-            store=self._store,
         )
         self._checks = _checks(host)
+        self._timeline = Timeline(self._state_dir / "timeline.db")
+        self._post = Post(
+            self._store,
+            self._settings.notify,
+            own_units=self._own_units,
+            stuck=lambda: find_stuck(self._scene()),
+            explain=host.explain,
+            gpus=lambda: self._scene().gpus,
+        )
         followers = registry.followers(host)  # first: theirs are the first chores when it stops
-        self._services = registry.services(host)
-        self._post = cast(Post, _own("services", "notices", self._services))
-        self._timeline = cast(Timeline, _own("followers", "timeline", followers))
-        plugged = (*followers.values(), *self._services.values())
+        own: dict[str, BackgroundService] = {"notices": self._post}
+        if self._settings.metrics.listen:
+            own["metrics"] = Keeper(host)
+        self._services = registry.services(host) | own
+        plugged = (self._timeline, *followers.values(), *self._services.values())
         self._plugged = [each for each in plugged if isinstance(each, Follower)]
 
     def _build_engine(self) -> None:
@@ -330,9 +339,13 @@ class Daemon:
             (
                 Chore("release", held, "interval", {"minutes": 1}),
                 Chore("train", self._models.train_if_due, "interval", every_hour),
+                Chore("save", self._save_timeline, "interval", {"seconds": SAVE_S}, at_stop=True),
                 *self._added,
             ),
         )
+
+    def _save_timeline(self) -> None:
+        self._timeline.save(self._clock())
 
     def _scene(self) -> Scene:
         return self.inbox.ask(lambda core: core.snapshot(self.inbox.clock())).result(ANSWER_S)
@@ -407,7 +420,9 @@ def _core(
     guarded = [each for each in (policy, fallback, recovery, predictor) if each]
 
     def succeed(new: Settings) -> Policy:
-        guarded[0] = made = registry.policy(new)
+        made = registry.policy(new)
+        guarded[0].close()
+        guarded[0] = made
         return made
 
     scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
@@ -493,13 +508,6 @@ def flush(journal: Journal, store: SqlStore, externals: Externals) -> None:
         journal.flush()
     finally:
         store.record_externals(externals.take())
-
-
-def _own(kind: str, name: str, installed: Mapping[str, T]) -> T:
-    if name not in installed:
-        hint = "The installation is older than its code: install CARMA again."
-        raise Hopeless(f"CARMA's own {name!r} is not among the installed {kind}", hint)
-    return installed[name]
 
 
 def _stop(name: str, service: BackgroundService) -> None:

@@ -22,7 +22,8 @@ from carmad.engine.clock import Clock
 from carmad.errors import CarmaError
 
 MOST_AT_ONCE = 256  # deliveries of the world per batch: questions are answered between batches
-QUANTUM = 64  # jobs of a user per turn: a step with so many takes some 10 ms
+QUANTUM = 64  # jobs per batch: a step with so many takes some 10 ms
+TURN = 16  # of them a user's at a time: who comes with little is in the next batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class _Lane:
     credit: int = 0
 
     def serve(self) -> Iterator[Delivery]:
-        self.credit += QUANTUM
+        self.credit += TURN
         while self.waiting and self.waiting[0].weight <= self.credit:
             self.credit -= self.waiting[0].weight
             yield self.waiting.popleft()
@@ -53,40 +54,30 @@ class _Lane:
 class Backlog:
     def __init__(self) -> None:
         self._world: deque[Delivery] = deque()
-        self._new: OrderedDict[int, _Lane] = OrderedDict()  # of users who have not had a turn yet
-        self._old: OrderedDict[int, _Lane] = OrderedDict()  # the first is next
-        self._old_wait = False  # the last batch was for the new ones alone
+        self._lanes: OrderedDict[int, _Lane] = OrderedDict()  # by user; the first is next
 
     def __bool__(self) -> bool:
-        return bool(self._world or self._new or self._old)
+        return bool(self._world or self._lanes)
 
     def put(self, delivery: Delivery) -> None:
-        user = delivery.user
-        if user is None:
+        if delivery.user is None:
             self._world.append(delivery)
         else:
-            lanes = self._old if user in self._old else self._new
-            lanes.setdefault(user, _Lane()).waiting.append(delivery)
+            self._lanes.setdefault(delivery.user, _Lane()).waiting.append(delivery)
 
     def take(self, now: float) -> list[Delivery]:
-        """A batch: what the world has told; and a turn for everybody who has come since the last
-        one, or else, and at every second time, turns of the others up to one quantum. What waited
-        for its turn happens now."""
+        """A batch: what the world has told, and turns of users up to one quantum. What waited for
+        its turn happens now."""
         most = min(len(self._world), MOST_AT_ONCE)
         batch = [self._world.popleft() for _ in range(most)]
-        new, self._new, later = self._new, OrderedDict(), OrderedDict[int, _Lane]()
-        left = 0 if new and not self._old_wait else QUANTUM
-        self._old_wait = not left and bool(self._old)
-        while new or (self._old and left > 0):
-            lanes = new or self._old
-            user, lane = lanes.popitem(last=False)
-            served = list(lane.serve())
-            batch += (_at(now, each) for each in served)
-            if lanes is self._old:
-                left -= sum(each.weight for each in served)
+        left = QUANTUM
+        while self._lanes and left > 0:
+            user, lane = self._lanes.popitem(last=False)
+            for each in lane.serve():
+                batch.append(_at(now, each))
+                left -= each.weight
             if lane.waiting:
-                later[user] = lane
-        self._old |= later
+                self._lanes[user] = lane
         return batch
 
     def rest(self, now: float) -> list[Delivery]:

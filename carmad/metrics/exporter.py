@@ -1,14 +1,15 @@
 """The process that answers Prometheus over TCP, by asking the daemon on its socket.
 
 It has no rights: started by root, it becomes nobody. Called with the host and the port where it
-listens, and the daemon's socket. It ends when its standard input does. What goes wrong it says on
-standard error.
+listens, and the daemon's socket. It ends when its standard input does. If the port is taken, it
+says so on standard error, once, and tries again.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import select
 import socket
 import sys
 from collections.abc import Iterator
@@ -20,13 +21,13 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from carmad.metrics import LISTENING
 from carmad.metrics.declared import UP
 from carmad.notify.sender import become
 
 ANSWER_WITHIN_S = 8.0  # of the daemon: Prometheus waits for ten seconds, unless told otherwise
 READ_WITHIN_S = 5.0  # each part of a request
 MOST_BYTES = 16 << 20
+PAUSE_S = 5.0  # before a port that is taken is tried again
 
 
 def main() -> None:
@@ -37,14 +38,29 @@ def main() -> None:
         become(its.pw_uid, its.pw_gid, [its.pw_gid])
     registry = CollectorRegistry()
     registry.register(Daemon(where))
-    try:
-        server, _ = start_http_server(int(port), host, registry)
-    except OSError as error:
-        sys.exit(f"cannot listen at {host}, port {port}: {error.strerror or error}")
+    said = ""
+    while True:
+        try:
+            server, _ = start_http_server(int(port), host, registry)
+            break
+        except OSError as error:
+            wrong = f"cannot listen at {host}, port {port}: {error.strerror or error}"
+        if wrong != said:
+            _say(said := wrong)
+        if _is_over(PAUSE_S):
+            return
     endure_clients(server)
-    print(f"{LISTENING} {host}, port {port}", file=sys.stderr, flush=True)
-    while os.read(0, 1):
-        pass
+    _say(f"listening at {host}, port {port}")
+    _is_over(None)
+
+
+def _say(line: str) -> None:
+    print(f"metrics: {line}", file=sys.stderr, flush=True)
+
+
+def _is_over(within_s: float | None) -> bool:
+    """Whether standard input, to which nobody writes, ends within that time; None: in any."""
+    return bool(select.select([0], [], [], within_s)[0])
 
 
 def endure_clients(server: WSGIServer) -> None:

@@ -1,4 +1,4 @@
-"""The thread that keeps the process running which answers Prometheus (`exporter`).
+"""Keeps the process running which answers Prometheus (`exporter`).
 
 The daemon itself, which may be root, opens no port. Under systemd the process has a unit of its
 own, as carmad's sandbox reaches no other machine. It ends when its standard input does: that is
@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 from io import FileIO
-from itertools import count
 from pathlib import Path
-from threading import Event
 
-from carmad import beats, configfile, units
-from carmad.edge import Host
+from carmad import configfile, units
+from carmad.edge import Chore, Host
 from carmad.errors import CarmaError
-from carmad.metrics import LISTENING
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 5.0  # before it is started again
-END_WITHIN_S = 5.0
-LATE_S = 2 * units.WITHIN_S
-MOST_LINE = 500  # characters
+LOOK_S = 2  # between two looks whether it runs
 BOUNDS = {
     "Type": "exec",  # once it is started, it has its standard streams
+    "Restart": "on-failure",  # not when its standard input ends
+    "RestartSec": "5",
     "MemoryMax": "256M",
     "TasksMax": "64",
     "NoNewPrivileges": "yes",
@@ -47,78 +44,45 @@ def _installation() -> dict[str, str]:
     return {"BindReadOnlyPaths": " ".join(hidden)} if hidden else {}
 
 
-def keep_exporter(host: Host) -> Keeper | None:
-    listen = host.settings().metrics.listen
-    return Keeper(listen, host.socket, host.has_units) if listen else None
-
-
 class Keeper:
-    """`listen`: as in the settings. `where`: the daemon's socket. `own_units`: systemd is there.
-    Raises CarmaError."""
+    """Raises CarmaError if the settings name no address and port."""
 
-    def __init__(self, listen: str, where: str, own_units: bool) -> None:
+    def __init__(self, host: Host) -> None:
+        listen = host.settings().metrics.listen
         address = configfile.address(listen)
         if address is None:
             raise CarmaError(f"metrics.listen = {listen!r} is not an address and a port")
-        host, port = address
-        socket = str(Path.cwd() / where)  # a link stays one
-        self._argv = [*units.program("carmad.metrics.exporter"), host, str(port), socket]
-        self._in_unit = own_units and os.geteuid() == 0
-        self._count = count(1)
-        self._said: set[str] = set()  # what goes wrong again and again is logged once
-        self._stopped = Event()
+        name, port = address
+        socket = str(Path.cwd() / host.socket)  # a link stays one
+        self._argv = [*units.program("carmad.metrics.exporter"), name, str(port), socket]
+        self._in_unit = host.has_units and os.geteuid() == 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_started = False
         stdin, life = os.pipe()  # the process ends once nobody can write to it
         self._stdin, self._life = FileIO(stdin), FileIO(life, "wb")
-        self._thread = beats.thread("metrics", LATE_S, self._keep)
+        host.add_chore(Chore("metrics", self.keep, "interval", {"seconds": LOOK_S}))
 
     def start(self) -> None:
-        self._thread.start()
+        """The chore does it."""
 
     def stop(self) -> None:
-        self._stopped.set()
         self._life.close()
-        self._thread.join(END_WITHIN_S)
 
-    def _keep(self) -> None:
-        while not self._stopped.is_set():
-            beats.at("the process that answers Prometheus")
-            try:
-                self._watch()
-            except CarmaError as error:
-                self._log(error.message)
-            except Exception:
-                log.exception("the metrics are not served")
-            beats.idle()
-            self._stopped.wait(PAUSE_S)
-
-    def _watch(self) -> None:
-        """Start it, log what it says, and return once it has ended."""
-        said, stderr = os.pipe()
-        with os.fdopen(said, errors="replace") as lines:
-            try:
-                process = units.run(
-                    f"carma-metrics-{os.getpid()}-{next(self._count)}",
-                    "CARMA answers Prometheus",
-                    BOUNDS | _installation(),
-                    self._argv,
-                    in_unit=self._in_unit,
-                    stdin=self._stdin.fileno(),
-                    stderr=stderr,
-                )
-            finally:
-                os.close(stderr)
-            beats.idle()  # it says nothing for as long as all is well
-            for line in lines:
-                self._log(line.rstrip()[:MOST_LINE])
-        if process:
-            process.wait()
-        if not self._stopped.is_set():
-            self._log("the process has ended, and is started again")
-
-    def _log(self, line: str) -> None:
-        if line.startswith(LISTENING):
-            self._said.clear()
-            log.info("metrics: %s", line)
-        elif line not in self._said:
-            self._said.add(line)
-            log.warning("metrics: %s", line)
+    def keep(self) -> None:
+        """Start it if it does not run: a unit starts itself again. Raises CarmaError."""
+        if self._life.closed:
+            return
+        if self._process and self._process.poll() is not None:
+            log.warning("the process that answers Prometheus has ended, and is started again")
+            self._is_started = False
+        if not self._is_started:
+            self._process = units.run(
+                f"carma-metrics-{os.getpid()}",
+                "CARMA answers Prometheus",
+                BOUNDS | _installation(),
+                self._argv,
+                in_unit=self._in_unit,
+                stdin=self._stdin.fileno(),
+                stderr=subprocess.DEVNULL if self._in_unit else 2,  # the journal, or our log
+            )
+            self._is_started = True

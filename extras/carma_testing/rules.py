@@ -31,7 +31,7 @@ from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import AskAgain, Placement, Preemption, Proposal, Remember
 from carmad.core.placing.view import Policy, View
 from carmad.core.ports import Estimator, Predictor, Recovery, Run, Server, Trial
-from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
+from carmad.validation import ANSWER, PROPOSAL, is_valid
 
 # -- policies
 
@@ -116,7 +116,7 @@ class PolicyRules:
 
     def a_plan_is_made_of_valid_proposals(self) -> None:
         for _, plan, _ in self.all:
-            valid = all(map(is_proposal, plan))
+            valid = all(is_valid(each, *PROPOSAL) for each in plan)
             assert valid, "a plan is made of proposals, and those of their types"
 
     def somebody_in_line_is_told_why(self) -> None:
@@ -230,7 +230,7 @@ class RecoveryRules:
 
     def the_answer_is_a_retry_or_none(self) -> None:
         for answer, _ in self.all:
-            assert answer is None or is_retry(answer), "the answer is a Retry or None"
+            assert answer is None or is_valid(answer, Retry), "the answer is a Retry or None"
 
     def the_same_crash_gives_the_same_answer(self) -> None:
         for answer, again in self.all:
@@ -292,7 +292,7 @@ class EstimatorRules:
 
     def the_answer_is_an_estimate_or_a_refusal(self) -> None:
         for asked in self.all:
-            valid = is_answer(asked.answer)
+            valid = is_valid(asked.answer, *ANSWER)
             assert valid, "the answer is an Estimate with low ≤ mib ≤ high, or a Refusal"
 
     def an_answer_says_whose_it_is(self) -> None:
@@ -369,7 +369,7 @@ class PredictorRules:
 
     def the_answer_is_a_prediction_or_none(self) -> None:
         for asked in self.all:
-            valid = asked.answer is None or is_prediction(asked.answer)
+            valid = asked.answer is None or is_valid(asked.answer, Prediction)
             assert valid, "the answer is None, or a Prediction of 0 s or more"
 
     def a_prediction_says_whose_it_is(self) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from carmad.daemon import parts
-from carmad.errors import Hopeless
 from carmad.installed import look_again
 from cli.main import main, run
 from cli.verbs import find_word
@@ -188,12 +187,11 @@ gpu = lab_extra.verbs:LEAKS
 heard = lab_extra.daemon:router
 [carma.followers]
 heard = lab_extra.daemon:hears
-timeline = lab_extra.daemon:hears
 [carma.services]
 writes = lab_extra.daemon:AtEnds
 nothing = lab_extra.daemon:nothing
 planned = lab_extra.daemon:badly_planned
-timeline = lab_extra.daemon:namesake
+notices = lab_extra.daemon:namesake
 """
 
 BROKEN_POINTS = """
@@ -262,7 +260,6 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
         assert heard["steps"] > 0 and heard["resets"] == 1
         assert heard["happenings"][-1] == "ended"
         assert isinstance(carmad.get("/v1/gpus"), dict), "no package takes a route of ours"
-        assert carmad.get("/v1/timeline")["gpus"], "nor a follower"
 
         monkeypatch.setenv("CARMA_SOCKET", carmad.socket)
         assert run(["heard", "--loud"]) == 0
@@ -277,11 +274,11 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
     assert (carmad.state / "last").read_text() == "done"
     log = carmad.log.read_text()
     for told in (
-        "cannot cannot be built, and is left out: lab_broken:cannot",
-        "gone cannot be built, and is left out: lab_broken.nowhere:router",
+        "cannot of carma.services is left out, as lab_broken:cannot fails",
+        "gone of carma.routes is left out, as lab_broken.nowhere:router fails",
         "the follower lab_broken.Raises has failed",
         "the service starts did not start",
-        "gives-up cannot be built, and is left out: lab_broken:gives_up",
+        "gives-up of carma.services is left out, as lab_broken:gives_up fails",
         "the service exits did not start",
         "the follower lab_broken.Exits has failed",
         "odd is left out, as it is not a Follower",
@@ -305,11 +302,6 @@ def test_a_service_that_hangs_does_not_keep_the_daemon_from_stopping(
     parts._stop("lab", Hangs())
     done.set()
     assert "the service lab has not stopped in 0.1 s" in caplog.text and "done.wait" in caplog.text
-
-
-def test_an_installation_that_is_older_than_its_code_is_named() -> None:
-    with pytest.raises(Hopeless, match="'timeline' is not among the installed followers"):
-        parts._own("followers", "timeline", {})
 
 
 def test_verbs_of_packages_are_listed_and_explained_as_others(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from carma_testing import FakeServer, a_job
-from carmad import configfile, guards, registry, replay
+from carmad import beats, configfile, guards, registry, replay
 from carmad.config import Settings
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.states import JobState
@@ -22,7 +22,7 @@ from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
 from policies import builtin
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 LONG = 60.0  # s: nobody waits for it
 SHORT = 0.0625
@@ -257,13 +257,18 @@ def test_an_answer_to_another_question_ends_no_trouble(caplog) -> None:
     assert len(lines(caplog)) == 2
 
 
-def test_one_that_hangs_is_logged_with_where_it_is(caplog, hanging) -> None:
+def test_one_that_hangs_is_logged_and_the_watchdog_says_where_it_is(
+    caplog, hanging, monkeypatch
+) -> None:
+    monkeypatch.setattr(guards, "LATE_S", 0.0)
     fake = Fake()
     fake.act = hanging
     server = served(fake, fallback=False, timeout_s=SHORT)
     server.submit()
     server.pass_time(10)
-    assert lines(caplog) == ["the policy fake fails: no job is started meanwhile; it is at"]
+    assert lines(caplog) == ["the policy fake fails: no job is started meanwhile"]
+    beats.Watcher(lambda: None).look()
+    assert "the thread policy-fake has been at a call for" in caplog.text
     assert "assert released.wait(LONG)" in caplog.text
 
 
@@ -354,7 +359,7 @@ def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
     for _ in range(100):
         assert "earlier question" in asked(guarded)
     hanging.release()
-    guarded._late.result(LONG)
+    guarded._call.exception(LONG)
     assert fake.plans + fake.orders == 1
     assert "not asked for a while" in asked(guarded)
     fake.act = lambda: None
@@ -383,6 +388,14 @@ def test_an_error_that_cannot_be_shown_does_not_end_the_plugins_thread() -> None
     assert recovery.decide(a_job(), Exit(Cause.FAILURE, 1)) is None
 
 
+def test_the_thread_of_one_that_is_replaced_ends() -> None:
+    before = threading.active_count()
+    guarded = GuardedPolicy(Fake())
+    assert asked(guarded) == "answered"
+    guarded.close()
+    until(lambda: threading.active_count() <= before, "its thread to end")
+
+
 def test_a_policy_that_hangs_at_one_question_is_asked_no_other(hanging) -> None:
     fake = Fake()
     fake.act = hanging
@@ -401,7 +414,7 @@ def test_one_that_was_late_decides_again_and_its_trouble_is_over(clock, hanging)
     clock[0] += SHORT * guards.REST
     assert "earlier question" in asked(guarded), "it still hangs"
     hanging.release()
-    guarded._late.result(LONG)
+    guarded._call.exception(LONG)
     fake.act = lambda: None
     assert asked(guarded) == "answered"
     assert guarded.trouble is not None and guarded.trouble.over

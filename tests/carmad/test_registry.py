@@ -163,9 +163,10 @@ def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog
     mine = {key for key in registry.settings_of_plugins() if key[1].startswith("carma_test")}
     assert mine == {("policies", "carma_test_good"), ("recoveries", "carma_test_any")}
     assert {record.getMessage() for record in caplog.records} == {
-        "carma_test_plugin:WithoutDefaults is not a dataclass whose fields all have defaults",
-        "every policy has a setting min_free_mib already: carma_test_plugin:OfEveryPolicy",
-        "'carma_test_kindless' is not KIND.NAME, as in policies.magm: carma_test_plugin:Knobs",
+        "policies.carma_test_refuses of carma.settings is left out, as"
+        " carma_test_plugin:WithoutDefaults fails",
+        "policies.carma_test_absent has a setting min_free_mib, but so has every policy",
+        "settings 'carma_test_kindless' are not of KIND.NAME, as in policies.magm",
     }
 
 
@@ -176,8 +177,8 @@ def test_the_words_for_a_reason_come_with_the_plugin(installed: None, caplog) ->
     assert short(Reason("silent")) == "silent"
     assert {"memory", "mood", "fails", "held"} <= wordings().keys()
     assert [record.getMessage() for record in caplog.records] == [
-        "the reasons of carma_test_plugin:nothing cannot be loaded",
-        "the reasons of carma_test_plugin:NO_WORDS cannot be loaded",
+        "carma_test_absent of carma.reasons is left out, as carma_test_plugin:nothing fails",
+        "the reason 'silent' of carma_test_silent has no Wording",
     ]
 
 

@@ -17,6 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,8 +25,11 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
 from carmad import units
+from carmad.config import Metrics, Settings
+from carmad.edge import Chore
+from carmad.errors import CarmaError
 from carmad.metrics import exporter
-from carmad.metrics.keeper import PAUSE_S, Keeper
+from carmad.metrics.keeper import Keeper
 from tests.carmad.metrics.test_metrics import Page
 from tests.daemon import NO_KERNELS, Carmad, running, train
 from tests.waiting import PATIENCE_S, until
@@ -281,52 +285,33 @@ def test_who_breaks_off_or_says_nothing_leaves_no_line_and_no_thread(
 # -- its keeper
 
 
-def a_keeper(folder: Path, own_units: bool = False) -> Keeper:
-    return Keeper(f"127.0.0.1:{free_port()}", str(folder / "sock"), own_units)
-
-
-def test_a_process_that_ends_at_once_is_started_again_after_a_pause_and_logged_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(
-        units, "program", lambda module: ["sh", "-c", "echo no such thing >&2; false"]
-    )
-    its = a_keeper(folder)
-    pauses: list[float] = []
-
-    def wait(pause_s: float) -> bool:
-        pauses.append(pause_s)
-        if len(pauses) == 3:
-            its._stopped.set()
-        return True
-
-    monkeypatch.setattr(its._stopped, "wait", wait)
-    its._keep()
-    assert pauses == [PAUSE_S] * 3
-    said = [record.message for record in caplog.records]
-    assert said == [
-        "metrics: no such thing",
-        "metrics: the process has ended, and is started again",
-    ]
-
-
-def test_under_systemd_it_has_a_unit_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_under_systemd_it_has_a_unit_of_its_own_that_starts_itself_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
 
     def start(unit: str, what: str, bounds: dict[str, str], argv: list[str]) -> str:
         started.append((unit, bounds, argv))
-        with open(bounds["StandardError"].removeprefix("file:"), "w") as stderr:  # noqa: PTH123
-            stderr.write("no such thing\n")
-        return ""
+        return "no such thing" if len(started) == 1 else ""
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(units, "start", start)
-    its = a_keeper(folder, own_units=True)
-    its._watch()
-    its._watch()
-    names = [f"carma-metrics-{os.getpid()}-{n}" for n in (1, 2)]
-    assert [unit for unit, _, _ in started] == names
-    assert all(argv[:2] == units.program("carmad.metrics.exporter")[:2] for *_, argv in started)
-    assert caplog.records[0].message == "metrics: no such thing"
+    settings = Settings(metrics=Metrics(listen=f"127.0.0.1:{free_port()}"))
+    chores: list[Chore] = []
+    host = SimpleNamespace(
+        settings=lambda: settings,
+        socket=str(folder / "sock"),
+        has_units=True,
+        add_chore=chores.append,
+    )
+    its = Keeper(host)  # type: ignore[arg-type]
+    (chore,) = chores
+    with pytest.raises(CarmaError, match="systemd did not start the unit: no such thing"):
+        chore.do()
+    chore.do()
+    chore.do()
+    assert len(started) == 2, "once it is started, systemd keeps it"
+    unit, bounds, argv = started[-1]
+    assert unit == f"carma-metrics-{os.getpid()}" and bounds["Restart"] == "on-failure"
+    assert argv[:2] == units.program("carmad.metrics.exporter")[:2]
+    its.stop()
