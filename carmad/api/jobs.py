@@ -117,7 +117,7 @@ async def jobs(
             found = resolve(service.store, call.peer, parse_selection(select), scene)
         elif past:
             search = past_search(call, user, wanted or ENDED, since)
-            old = may_see(call, service.store.search(search, limit=limit)[0])
+            old = visible(call, service.store.search(search, limit=limit)[0])
             # One that has ended since the scene was taken is in both.
             found = {job.id: job for job in (*found, *old)}.values()
         else:
@@ -189,7 +189,7 @@ async def history(
             rows, more = _past_rows(call, one, read, limit, first)
         else:
             found, more = read(first=first, limit=limit)
-            rows = [[job] for job in may_see(call, found)]
+            rows = [[job] for job in visible(call, found)]
         return _past(one, rows, more, attempts)
 
     return await call.service.render(write)
@@ -215,7 +215,7 @@ def _past(one: Jobs, rows: Sequence[Row], more: int, attempts: bool = False) -> 
     return answer(out)
 
 
-def may_see(call: Call, jobs: Iterable[Job]) -> list[Job]:
+def visible(call: Call, jobs: Iterable[Job]) -> list[Job]:
     """Of a search, those that the caller may see: a name may have belonged to another account."""
     return [job for job in jobs if call.may_touch(job)]
 
@@ -256,7 +256,7 @@ def _past_rows(
         part = max(limit, PART) if found else 2 * limit
         others, more = read(first=first + len(found), limit=part)
         found += others
-        rows = fold_rows(may_see(call, found), one)
+        rows = fold_rows(visible(call, found), one, past=True)
     return rows[:limit], more + sum(map(count_jobs, rows[limit:]))
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, resource
-from carmad.api.jobs import may_see, past_search
+from carmad.api.jobs import past_search, visible
 from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.states import ENDED
@@ -96,7 +96,7 @@ async def past(
     search = past_search(call, user, ENDED, since, until, before=before_id)
 
     def write() -> Response:
-        found = may_see(call, call.service.store.search(search, limit=limit)[0])
+        found = visible(call, call.service.store.search(search, limit=limit)[0])
         out: PastOut = {"schema": SCHEMA, "rows": [dict(table_row(job)) for job in found]}
         return answer(out)
 

@@ -24,13 +24,13 @@ Row = Sequence[Job]  # jobs of one array, or a single one, which may stand for s
 PIECE = 64 << 10  # bytes
 
 
-def fold(jobs: Iterable[Job], one: Jobs) -> list[Row]:
-    """A row for each job, but one for all tasks of an array that wait for the same reason, or that
-    ended alike: it stands where the first of them would."""
+def fold(jobs: Iterable[Job], one: Jobs, past: bool = False) -> list[Row]:
+    """A row for each job, but one for all tasks of an array that wait for the same reason, or in
+    the `past` ended alike: it stands where the first of them would."""
     rows: dict[object, list[Job]] = {}
     for job in jobs:
         array = job.spec.array
-        if array is None or job.holds_gpus:
+        if array is None or job.holds_gpus or (job.ended and not past):
             alike: object = job.id
         elif job.ended:
             exit = job.exit

@@ -117,10 +117,10 @@ async def timeline(
     begin = end - USUAL_S if since is None else since
     span = Span.choose(begin, end, now, step_s)
     scene = await call.service.scene()
-    return await call.service.render(lambda: _gpu_timelines(call, scene, span, gpu))
+    return await call.service.render(lambda: _gpu_timelines(call, scene, span, end, gpu))
 
 
-def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Response:
+def _gpu_timelines(call: Call, scene: Scene, span: Span, end: float, gpu: str | None) -> Response:
     found = span.read(call.service.timeline, call.service.now())
     if gpu is not None:
         found = [each for each in found if _is_named(each, gpu)]
@@ -132,7 +132,7 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Res
     out: TimelineOut = {
         "schema": SCHEMA,
         "since": stamp(span.start),
-        "until": stamp(min(span.end, scene.now)),
+        "until": stamp(min(span.end, end, scene.now)),
         "step_s": span.step_s,
         "times": span.times(),
         "limits": {name: getattr(risk, name) for name in LIMITS},
