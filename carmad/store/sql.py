@@ -15,6 +15,7 @@ from typing import Self
 from sqlalchemy import (
     Connection,
     Engine,
+    Table,
     bindparam,
     delete,
     func,
@@ -151,12 +152,14 @@ _SHIFT_TRANSITIONS = (
 _INSERT_NOTICE = insert(NOTICES)
 _DELETE_NOTICES = delete(NOTICES).where(NOTICES.c.id.in_(GIVEN_IDS))
 _INSERT_DECISION = insert(DECISIONS)
-_DELETE_DRAINS = delete(DRAINS)
-_INSERT_DRAIN = insert(DRAINS)
 _REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
 _INSERT_LIMIT = insert(LIMITS)
-_DELETE_RESERVATIONS = delete(RESERVATIONS)
-_INSERT_RESERVATION = insert(RESERVATIONS)
+
+
+def _replace_all(connection: Connection, table: Table, rows: list[codec.Row]) -> None:
+    connection.execute(delete(table))
+    if rows:
+        connection.execute(insert(table), rows)
 
 
 class SqlStore(Reader):
@@ -223,14 +226,10 @@ class SqlStore(Reader):
                 rows = [{"subject": e.subject, "body": codec.encode(e)} for e in step.limits]
                 connection.execute(_INSERT_LIMIT, rows)
             if step.drains is not None:
-                connection.execute(_DELETE_DRAINS)
-                if step.drains:
-                    connection.execute(_INSERT_DRAIN, [asdict(drain) for drain in step.drains])
+                _replace_all(connection, DRAINS, [asdict(drain) for drain in step.drains])
             if step.reservations is not None:
-                connection.execute(_DELETE_RESERVATIONS)
-                if step.reservations:
-                    kept = [{"id": e.id, "body": codec.encode(e)} for e in step.reservations]
-                    connection.execute(_INSERT_RESERVATION, kept)
+                kept = [{"id": e.id, "body": codec.encode(e)} for e in step.reservations]
+                _replace_all(connection, RESERVATIONS, kept)
             pairs = [{"id": id, "environment": its} for id, its in self._loose.items()]
             unused = [one["id"] for one in pairs if not connection.scalar(_NEEDS, one)]
         if unused:
