@@ -38,6 +38,7 @@ from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.history import History
+from carmad.core.jobs.job import Job
 from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step, Stop, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.daemon.monitor import Monitor as MonitorThread
@@ -47,6 +48,7 @@ from carmad.engine.inbox import Inbox
 from carmad.estimates.asking import Answer, Estimates, ask
 from carmad.estimates.experience import Experience
 from carmad.gpu.source import Capabilities, Health
+from carmad.guards import GuardedPolicy, GuardedRecovery
 from carmad.http.server import Server
 from carmad.learning.trained import Models
 from carmad.store.journal import Journal
@@ -131,7 +133,11 @@ class Pretended(Follower):
         self.store = SqlStore.open(folder / "carma.db")
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
         self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
-        core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+        core = Scheduler(
+            settings,
+            GuardedPolicy(registry.bare_policy(settings)),
+            GuardedRecovery(registry.bare_recovery(settings)),
+        )
         self.timeline = Timeline(folder / "timeline.db")
         experience = Experience(settings)
         self.monitor = MonitorThread(
@@ -192,9 +198,9 @@ class Pretended(Follower):
             if job.ended:
                 self.estimates.end(job.id)
 
-    def _post_estimate(self, job: JobId, answer: Answer) -> None:
+    def _post_estimate(self, job: Job, answer: Answer) -> None:
         assert isinstance(answer, Estimate)
-        self.inbox.post(Estimated(self.clock.now, job, answer))
+        self.inbox.post(Estimated(self.clock.now, job.id, answer))
 
     # what goes on
 

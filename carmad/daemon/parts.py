@@ -58,7 +58,7 @@ from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
-from carmad.guards import Trouble
+from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
 from carmad.http.server import Server
 from carmad.learning.models import Model
 from carmad.learning.trained import Models
@@ -411,18 +411,25 @@ def _core(
     """The scheduler with its plugins, and a function that returns what has gone wrong in them."""
     with for_a_person():
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-        policy, fallback = registry.policy(settings), registry.fallback(settings)
-        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+        policy = _policy(settings)
+        deputy = settings.policy_fallback
+        fallback = _policy(replace(settings, policy=deputy, policy_fallback="")) if deputy else None
+        recovery = GuardedRecovery(registry.bare_recovery(settings))
+        predictor = GuardedPredictor(registry.bare_predictor(settings))
     guarded = [each for each in (policy, fallback, recovery, predictor) if each]
 
     def succeed(new: Settings) -> Policy:
-        made = registry.policy(new)
+        made = _policy(new)
         guarded[0].close()
         guarded[0] = made
         return made
 
     scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
     return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
+
+
+def _policy(settings: Settings) -> GuardedPolicy:
+    return GuardedPolicy(registry.bare_policy(settings), deputy=settings.policy_fallback)
 
 
 def _checks(host: Host) -> list[SubmissionCheck]:
