@@ -101,8 +101,6 @@ class Reader:
         self.damage = Damage()
         self._engine = engine
         self._readers = threading.Lock()
-        # What `whole` read last: tasks of an array share it.
-        self._last_read: tuple[tuple[object, ...], JobSpec] | None = None
         self._secrets = SecretFiles(path.parent)
 
     def restore(self) -> Restored:
@@ -170,19 +168,12 @@ class Reader:
         task of a sweep. Raises CarmaError if they are no longer stored; see `JobSpec.lacking` for
         secrets."""
         spec = replace(spec, argv=command(spec))
-        key = spec.environment, spec.script, spec.secrets
-        if not any(key):
-            return spec
-        last = self._last_read
-        if last is None or last[0] != key:
+        if spec.environment or spec.script:
             with self._transaction() as connection:  # not `_reading`: launches skip that queue
-                found = retention.with_contents(connection, spec)
-            if spec.secrets:
-                found = replace(found, env=found.env + self.secrets(spec.secrets))
-            last = key, found
-            if not found.lacking:  # they may be there again the next time
-                self._last_read = last
-        return replace(spec, env=last[1].env, script=last[1].script)
+                spec = retention.with_contents(connection, spec)
+        if spec.secrets:
+            spec = replace(spec, env=spec.env + self.secrets(spec.secrets))
+        return spec
 
     def secrets(self, its: Secrets) -> Variables:
         """Those that are still stored."""
