@@ -36,9 +36,7 @@ from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Access, Monitor, Settings
 from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.jobs.attempt import GpuId, JobId
-from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.history import History
-from carmad.core.jobs.job import Job
 from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step, Stop, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.daemon.monitor import Monitor as MonitorThread
@@ -48,7 +46,6 @@ from carmad.engine.inbox import Inbox
 from carmad.estimates.asking import Answer, Estimates, ask
 from carmad.estimates.experience import Experience
 from carmad.gpu.source import Capabilities, Health
-from carmad.guards import GuardedPolicy, GuardedRecovery
 from carmad.http.server import Server
 from carmad.learning.trained import Models
 from carmad.store.journal import Journal
@@ -133,11 +130,8 @@ class Pretended(Follower):
         self.store = SqlStore.open(folder / "carma.db")
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
         self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
-        core = Scheduler(
-            settings,
-            GuardedPolicy(registry.bare_policy(settings)),
-            GuardedRecovery(registry.bare_recovery(settings)),
-        )
+        plugins = registry.bare_policy(settings), registry.bare_recovery(settings)
+        core = Scheduler(settings, *plugins)
         self.timeline = Timeline(folder / "timeline.db")
         experience = Experience(settings)
         self.monitor = MonitorThread(
@@ -147,7 +141,10 @@ class Pretended(Follower):
         def answer(spec: object, *_: object) -> Answer:
             return ask("declared", settings, experience.server(), spec)  # type: ignore[arg-type]
 
-        self.estimates = Estimates(answer, self._post_estimate)
+        self.estimates = Estimates(
+            answer,
+            lambda job, its: self.inbox.post(Estimated(self.clock.now, job.id, its)),  # type: ignore[arg-type]
+        )
         self.service = Service(
             inbox=self.inbox,
             store=self.store,
@@ -197,10 +194,6 @@ class Pretended(Follower):
         for job in step.jobs:
             if job.ended:
                 self.estimates.end(job.id)
-
-    def _post_estimate(self, job: Job, answer: Answer) -> None:
-        assert isinstance(answer, Estimate)
-        self.inbox.post(Estimated(self.clock.now, job.id, answer))
 
     # what goes on
 
