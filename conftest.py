@@ -19,7 +19,7 @@ from tests.fake_daemon import FakeDaemon, serving
 from tests.leftovers import Leftovers
 
 # No deadline: a busy machine is not a fault.
-settings.register_profile("carma", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("carma", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("carma")
 
 # Under nohup, or in the background, these are ignored, and whatever a test starts would ignore them
@@ -29,11 +29,6 @@ for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(signum, lambda *_: None)
 
 LEFTOVERS = pytest.StashKey[Leftovers]()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes in one piece begins first: else all wait for it at the end."""
-    items.sort(key=lambda item: "test_siege" not in item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

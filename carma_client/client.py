@@ -47,8 +47,8 @@ class Client(Daemon):
         if isinstance(argv, str):
             raise TypeError("argv is a list of words; for a shell's line: ['sh', '-c', line]")
         body = {
-            "env": _environment(),
-            "umask": _umask(),
+            "env": environment(),
+            "umask": umask(),
             "limits": soft_limits(),
             **options,
             "cwd": os.path.abspath(options.get("cwd", ".")),  # noqa: PTH100 - without ".."
@@ -147,7 +147,7 @@ class Client(Daemon):
         path = "/v1/requeue"
         answer = self.post(path, {**body, "asks": True})
         if lacking := answer.get("lacking"):
-            here = _environment()
+            here = environment()
             env = {name: here[name] for name in lacking if name in here}
             answer = self.post(path, {**body, "env": env})
         return answer
@@ -177,16 +177,16 @@ def _parts(select: str | Iterable[str]) -> Iterator[str]:
         yield ",".join(labels[at : at + AT_ONCE])
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Without what is not UTF-8, which JSON cannot carry."""
-    return {name: value for name, value in os.environ.items() if _is_text(name + value)}
+    return {name: value for name, value in os.environ.items() if is_text(name + value)}
 
 
-def _is_text(word: str) -> bool:
+def is_text(word: str) -> bool:
     return not any("\ud800" <= c <= "\udfff" for c in word)
 
 
-def _umask() -> str:
+def umask() -> str:
     """From the kernel: os.umask would change it for a moment, in all threads."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     return next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:"))

@@ -21,7 +21,7 @@ from carmad.readable import clean
 from carmad.states import ENDED, NEW
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from typing import Any, BinaryIO
 
     from carma_client.client import Client
@@ -54,18 +54,27 @@ def lines(client: Client, label: str, follow: bool, stderr: bool) -> Generator[s
         for text in blocks(file, own):
             yield from map(_as_text, shown.feed(text))
         file.seek(end)
-        asked_at = 0.0
-        while follow:
-            now = time.monotonic()
-            if now - asked_at >= ASK_S:
-                job, asked_at = ask(), now
-            for text in log.news():
+        if follow:
+            for text in news(log.news, lambda: ask()["state"] in ENDED, client.pause):
                 yield from map(_as_text, shown.feed(text))
-            if job["state"] in ENDED:
-                break
-            client.pause(LOOK_S)
         if rest := shown.rest():
             yield _as_text(rest)
+
+
+def news(
+    read: Callable[[], Iterator[bytes]],
+    has_ended: Callable[[], bool],
+    pause: Callable[[float], None],
+    ask_s: float = ASK_S,
+) -> Iterator[bytes]:
+    """What a log gets, until its job has ended. `ask_s`: between two questions whether it has."""
+    ended, asked_at = False, -ask_s
+    while not ended:
+        if time.monotonic() - asked_at >= ask_s:
+            ended, asked_at = has_ended(), time.monotonic()
+        yield from read()
+        if not ended:
+            pause(LOOK_S)
 
 
 def _as_text(line: bytes) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Annotated, Any
 
@@ -15,9 +16,9 @@ from typer.core import TyperCommand, TyperGroup
 from carmad import DISTRIBUTION
 from carmad.errors import CarmaError
 from carmad.options import Option
-from cli import hot, output, verbs
+from cli import hot, verbs
 from cli.options import CHOICE, JOBS_HELP, JSON, OF_USER, parser_of
-from cli.problems import Usage, no_option
+from cli.problems import Usage, no_option, no_value
 from cli.verbs import Command
 
 ABOUT = (
@@ -270,23 +271,21 @@ Everything = Annotated[
 
 
 def complete_jobs(incomplete: str) -> list[str]:
-    from cli import client
-
-    try:
-        jobs = client.get("/v1/jobs", within_s=2.0)["jobs"]
-    except CarmaError:
-        return []  # nothing to offer; completion must not print errors
-    return [job["label"] for job in jobs if job["label"].startswith(incomplete)]
+    return _complete("/v1/jobs", "jobs", "label", incomplete)
 
 
 def complete_users(incomplete: str) -> list[str]:
+    return _complete("/v1/share", "users", "user", incomplete)
+
+
+def _complete(path: str, of: str, name: str, incomplete: str) -> list[str]:
+    """Nothing, if the daemon does not answer: completion must not print errors."""
     from cli import client
 
-    try:
-        users = client.get("/v1/share", within_s=2.0)["users"]
-    except CarmaError:
-        return []
-    return [user["user"] for user in users if user["user"].startswith(incomplete)]
+    with suppress(CarmaError):
+        found = client.get(path, within_s=2.0)[of]
+        return [each[name] for each in found if each[name].startswith(incomplete)]
+    return []
 
 
 JOB_HELP = (
@@ -335,17 +334,13 @@ application = typer.Typer(
 
 @application.callback()
 def main(
-    color: Annotated[
-        str,
-        typer.Option(metavar="WHEN", help=f"when to colour: {', '.join(output.COLORS)}"),
-    ] = output.AUTO,
     version: Annotated[
         bool,
         option("--version", help="print the version", is_eager=True, callback=_version),
     ] = False,
     everything: Everything = False,
 ) -> None:
-    output.choose_color(color)
+    """What comes before the verb."""
 
 
 def build() -> Any:
@@ -383,6 +378,8 @@ def _usage(error: Any) -> Usage:
     if flag and str(error.message).startswith("No such option"):
         known = [name for param in context.command.params for name in param.opts]
         return no_option(path, flag, known)
+    if flag and "not take a value" in what:
+        return no_value(flag)
     if (param := getattr(error, "param", None)) is not None and error.message:
         flags = [name for name in param.opts if name.startswith("--")]
         why = error.message.removeprefix("Value error, ")  # pydantic's

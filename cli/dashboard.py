@@ -3,7 +3,7 @@ terminal to graphs of the last half hour and all processes on a large one. Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.columns import Columns
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from carmad.api.gpus import GpuOut
     from carmad.api.server import StatusOut
     from carmad.api.timeline import GpuTimelineOut, TimelineOut
-    from cli.host import Host
     from cli.text import Block, Styled
 
 PAST_S = 1800.0  # that the graphs show
@@ -26,6 +25,14 @@ LEAST_JOBS = 4  # lines of jobs that nothing takes the place of: a header, and t
 PANEL = 50  # columns of a GPU's graphs, at least
 LEAST_GRAPH, MOST_GRAPH = 2, 24  # lines of a graph
 BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+class Host(NamedTuple):
+    """`cpu`: the share of all CPUs that was busy since the last look."""
+
+    cpu: float
+    used_mib: int
+    total_mib: int
 
 
 def head(
@@ -62,8 +69,7 @@ def _small(answer: StatusOut, host: Host) -> Styled:
     if troubles := answer["server"].get("troubles", ()):
         return styled((f"{clean(troubles[0])}: carma doctor", "bold red"))
     counts = answer["counts"]
-    cpu = NOTHING if host.cpu is None else f"{host.cpu:.0%}"
-    return styled(f"{counts['running']} running, {counts['queued']} waiting · CPU {cpu}")
+    return styled(f"{counts['running']} running, {counts['queued']} waiting · CPU {host.cpu:.0%}")
 
 
 def _cells(cards: Sequence[GpuOut], room: int, lines: int) -> Block:
@@ -97,11 +103,10 @@ def _cell(gpu: GpuOut, load: str, bars: bool) -> Styled:
 
 def _host(host: Host) -> Styled:
     share = host.used_mib / host.total_mib if host.total_mib else None
-    busy = NOTHING if host.cpu is None else f"{host.cpu:.0%}"
     return styled(
         ("host  CPU ", "dim"),
         (bar(host.cpu, overview.BAR_WIDTH), "cyan"),
-        f" {busy:<5}",
+        f" {host.cpu:<5.0%}",
         ("memory ", "dim"),
         (bar(share, overview.BAR_WIDTH), "cyan"),
         f" {memory(host.used_mib)}/{memory(host.total_mib)}",

@@ -3,22 +3,21 @@ in a self-contained page. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect
-from io import BytesIO
+from io import StringIO
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from carmad.charts import RC, WIDTH_IN, legend
-from carmad.charts import image as embedded
 from carmad.readable import clean
 from cli.estimation import choice
 from cli.render import refusal
 from cli.text import (
-    GIB,
     NOTHING,
     Table,
     columns,
     command,
+    draw,
     heading,
     in_style,
     memory,
@@ -29,8 +28,7 @@ from cli.vary import PRECISION, bounds, safe_mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from matplotlib.figure import Figure
+    from pathlib import Path
 
     from carmad.api.guesses import EstimateOut, EstimatesOut, FitOut
     from carmad.api.reasons import VerdictOut
@@ -269,96 +267,19 @@ def _outcome(fit: Fit) -> str:
     return f"{option} {largest} is the largest that fits into {limit}{about}."
 
 
-LONGEST = 110  # characters of a command that fit into an image
+def save(file: Path, one: EstimateOut, found: ExplanationOut, argv: list[str]) -> None:
+    """The drawing and the breakdown, as rich writes a terminal into HTML or SVG: without scripts,
+    and without fonts from elsewhere."""
+    from rich.console import Console
 
-
-def page(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> str:
-    """HTML without scripts or links; the drawing is in it. Needs matplotlib."""
-    from matplotlib import rc_context
-
-    from carmad.html import environment
-
-    total = one["mib"] or 1
-    with rc_context(RC):
-        drawing = embedded(_figure(one, found, argv))
-    template = environment("carmad.html").get_template("estimate.html.j2")
-    text = template.render(
-        command=command(argv),
-        summary=summary(one),
-        drawing=drawing,
-        parts=[
-            (colour(name), name, memory(mib), f"{mib / total:.1%}")
-            for name, mib in one["parts"].items()
-        ],
-        tables=_tables(found),
-        notes=one["notes"],
-    )
-    return f"{text}\n"
-
-
-def _tables(found: ExplanationOut) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    modules, lines, remedies = found["modules"], found["lines"], found["remedies"]
-    kinds = [f"{one['count']} × {one['kind']}" for one in modules]
-    rows = zip(modules, kinds, strict=True)
-    yield "Activations by module", [(memory(one["mib"]), one["name"], kind) for one, kind in rows]
-    yield "Activations by line", [(memory(one["mib"]), one["name"]) for one in lines]
-    yield (
-        "What would help",
-        [
-            ("" if one["exact"] else "about ", "-" + memory(one["saved_mib"]), one["what"])
-            for one in remedies
-        ],
-    )
-
-
-def image(one: EstimateOut, found: ExplanationOut, argv: list[str], form: str) -> bytes:
-    """An SVG or a PNG, in the style of the simulator's charts. Needs matplotlib."""
-    from matplotlib import rc_context
-
-    written = BytesIO()
-    with rc_context(RC):
-        figure = _figure(one, found, argv)
-        metadata = {"Date": None, "Creator": None} if form == "svg" else None
-        figure.savefig(written, format=form, metadata=metadata)
-    return written.getvalue()
-
-
-def _figure(one: EstimateOut, found: ExplanationOut, argv: list[str]) -> Figure:
-    """The memory in use over two steps, stacked by part, and what the allocator holds."""
-    from matplotlib.figure import Figure
-
-    title = command(argv)
-    stacks = [parts_at(moment, one["parts"].get("context", 0)) for moment in found["moments"]]
-    names = [name for name in stacks[0] if any(stack[name] for stack in stacks)]
-    figure = Figure(figsize=(WIDTH_IN, 4.0), layout="constrained")
-    axes = figure.subplots()
-    axes.stackplot(
-        range(len(stacks)),
-        *([stack[name] / GIB for stack in stacks] for name in names),
-        colors=[colour(name) for name in names],
-        labels=[_label(name, one["parts"].get(name, 0)) for name in names],
-        linewidth=0,
-    )
-    axes.axhline(safe_mib(one) / GIB, color="#555555", linestyle="--", linewidth=1)
-    marks = [(at, each["mark"]) for at, each in enumerate(found["moments"]) if each["mark"]]
-    axes.set_xticks([at for at, _ in marks], [f"end of {mark[:4]} {mark[4:]}" for _, mark in marks])
-    axes.set_xlim(0, len(stacks) - 1)
-    axes.set_ylim(0)
-    axes.set_title(title if len(title) <= LONGEST else title[:LONGEST] + "…")
-    axes.set_ylabel("GPU memory [GiB]")
-    axes.set_xlabel(f"allocations: {summary(one)}; dashed: to be kept free")
-    legend(figure, *axes.get_legend_handles_labels())
-    return figure
-
-
-def summary(one: EstimateOut) -> str:
     low, high = memory(one["low"]), memory(safe_mib(one))
-    return f"{memory(one['mib'])} ({low} to {high}) by {clean(one['source'])}"
-
-
-def colour(part: str) -> str:
-    return LOOKS.get(part, OTHER)[1]
-
-
-def _label(name: str, mib: int) -> str:
-    return f"{clean(name)} {memory(mib)}"
+    picture = [
+        in_style(command(argv), "bold"),
+        f"{memory(one['mib'])} ({low} to {high}) by {clean(one['source'])}",
+        *drawing(found["moments"], one, AXIS + PLOT_WIDTH),
+        *explanation(one, found),
+    ]
+    screen = Console(record=True, file=StringIO(), width=AXIS + PLOT_WIDTH, highlight=False)
+    screen.print(draw(picture))
+    text = screen.export_html() if file.suffix == ".html" else screen.export_svg(title="carma")
+    file.write_text(re.sub(r"@font-face {.*?}", "", text, flags=re.DOTALL), encoding="utf-8")

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from cli import client, submission
 from cli.missing import refuse_missing
-from cli.options import override
 from cli.problems import Unreachable, Usage, note
 
 if TYPE_CHECKING:
     from carmad.api.guesses import EstimateOut, EstimatesOut
-    from cli.reader import Parser
     from cli.vary import Fit
 
 ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
-MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
 VARIED = "batch-size"
 MODEL = "timm:"
 
@@ -28,32 +25,13 @@ MODEL = "timm:"
 def complete(given: Namespace, command: Sequence[str]) -> tuple[Namespace, dict[str, Any]]:
     """The options and the request for an estimate of a command. Raises Usage for a sweep, which has
     no single estimate, and for a command that is not there."""
-    parser = submission.build_parser()
-    if command and command[0].startswith(MODEL):
-        own, command = _in_front(command, parser)
-        given = Namespace(**override(vars(given), vars(parser.parse_args(own))))
-    options, body = submission.complete(given, command, parser)
+    options, body = submission.complete(given, command)
     if body["array"] and body["array"].get("params"):
         raise Usage("a sweep has no single estimate", "leave --param out, and give its values")
     if not body["argv"][0].startswith(MODEL):
         refuse_missing(options, body)
     body.pop("script", None)  # nothing waits: it is traced where it is
     return options, body
-
-
-def _in_front(command: Sequence[str], parser: Parser) -> tuple[list[str], list[str]]:
-    """The options that follow `timm:MODEL` and are not the model's, and the rest."""
-    model, *rest = command
-    words: list[str] = []
-    own: list[str] = []
-    while rest:
-        word = rest.pop(0)
-        if word.partition("=")[0] in MODELS or not parser.knows(word):
-            own.append(word)
-        else:
-            words += [word, *(rest[:1] if parser.takes_next(word) else ())]
-            rest = rest[parser.takes_next(word) :]
-    return words, [model, *own]
 
 
 def ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.problems import Usage
+from cli.problems import Usage, nearest
 
 if TYPE_CHECKING:
     import argparse
@@ -127,10 +127,8 @@ def refuse_missing_image(image: str) -> None:
 
 
 def _nearest(word: str, names: Iterable[str], otherwise: str) -> str:
-    import difflib
-
-    found = difflib.get_close_matches(word, set(names), n=1, cutoff=0.7)
-    return f"did you mean {found[0]}? {otherwise}" if found else otherwise
+    found = nearest(word, names)
+    return f"did you mean {found}? {otherwise}" if found else otherwise
 
 
 def _names(folder: str) -> list[str]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-import time
 from typing import TYPE_CHECKING
 
-from cli.problems import Usage
 from cli.problems import note as note
 from cli.text import Table, draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -22,29 +20,6 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
 MOST_DRAWN = 300  # rows: more are printed plainly, as rich takes 1 ms for each
-
-
-COLORS = AUTO, ALWAYS, NEVER = "auto", "always", "never"
-_chosen = AUTO
-
-
-def choose_color(word: str) -> None:
-    """Raises Usage."""
-    global _chosen
-    if word not in COLORS:
-        raise Usage(f"--color {word}: no such choice", f"choose one of {', '.join(COLORS)}")
-    _chosen = word
-
-
-def wants_color(chosen: str, environ: Mapping[str, str], tty: bool) -> bool:
-    """Decided by the flag, NO_COLOR, FORCE_COLOR, or whether it is a terminal, in this order."""
-    if chosen != AUTO:
-        return chosen == ALWAYS
-    if environ.get("NO_COLOR"):
-        return False
-    if environ.get("FORCE_COLOR"):
-        return True
-    return tty and environ.get("TERM") != "dumb"
 
 
 def check_writable(file: Path) -> None:
@@ -59,11 +34,11 @@ def check_writable(file: Path) -> None:
 
 
 def uses_color() -> bool:
-    return wants_color(_chosen, os.environ, sys.stdout.isatty())
-
-
-LOOK_S = 0.2  # between looks for new output
-NOW = b""  # among texts: what came before it is to be seen now
+    """NO_COLOR and FORCE_COLOR decide, as with rich, or else whether it is a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    is_able = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(os.environ.get("FORCE_COLOR")) or is_able
 
 
 def write(texts: Iterable[bytes]) -> None:
@@ -71,26 +46,7 @@ def write(texts: Iterable[bytes]) -> None:
     would blame what it reads."""
     for text in texts:
         sys.stdout.buffer.write(text)
-        if text is NOW:
-            sys.stdout.buffer.flush()
-    sys.stdout.buffer.flush()
-
-
-def follow(
-    news: Callable[[], Iterator[bytes]], has_ended: Callable[[], bool], ask_s: float
-) -> Iterator[bytes]:
-    """What comes, until the job has ended. `ask_s`: between two questions whether it has."""
-    yield NOW
-    asked = 0.0
-    ended = False
-    while True:
-        if time.monotonic() - asked >= ask_s:
-            ended, asked = has_ended(), time.monotonic()
-        yield from news()
-        yield NOW
-        if ended:
-            return
-        time.sleep(LOOK_S)
+        sys.stdout.buffer.flush()
 
 
 def is_ascii() -> bool:

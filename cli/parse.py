@@ -34,6 +34,7 @@ UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 DEFAULT_WARNING_S = 60
 SMALLEST_BARE_MIB = 256
 SHORTEST_S = 0.2
+MOST = 1_000_000_000
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
@@ -164,39 +165,37 @@ def constraint(text: str) -> str:
 
 def numbers(text: str) -> str:
     """N,N…"""
-    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
-        raise ArgumentTypeError(f"{text!r} is no list of GPUs' numbers, such as 0,2")
-    return text
+    return _matching("on", text, "no list of GPUs' numbers, such as 0,2")
 
 
 def exit_codes(text: str) -> str:
     """N,N…"""
-    code = "(?:[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
-    if not re.fullmatch(rf"{code}(,{code})*", text):
-        raise ArgumentTypeError(f"{text!r} is no list of exit codes from 1 to 255, such as 75,137")
+    return _matching("retry_on", text, "no list of exit codes from 1 to 255, such as 75,137")
+
+
+def mail_address(text: str) -> str:
+    """USER@HOST, or a user's name alone."""
+    what = "no mail address; give one, such as ada@example.org"
+    return _matching("mail_user", text.strip(), what)
+
+
+def _matching(option: str, text: str, what: str) -> str:
+    """A text with the form that the table demands."""
+    if not re.fullmatch(OPTIONS[option].limits["pattern"], text):
+        raise ArgumentTypeError(f"{text!r} is {what}")
     return text
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
+def whole(low: int, high: int = MOST) -> Callable[[str], int]:
     """A parser of whole numbers in that range."""
 
     def read(text: str) -> int:
         if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+            most = f" to {high}" if high < MOST else " on"
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {low}{most}")
         return int(text)
 
     return read
-
-
-def positive(text: str) -> float:
-    """A number above zero."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 def gpu_hours(text: str) -> tuple[float, str]:
@@ -483,14 +482,6 @@ def mail_type(text: str) -> str | None:
     return ",".join(dict.fromkeys(what for word in words for what in MAIL_TYPES[word])) or None
 
 
-def mail_address(text: str) -> str:
-    """USER@HOST, or a user's name alone."""
-    pattern = OPTIONS["mail_user"].limits["pattern"]
-    if not re.match(pattern, text.strip()):
-        raise ArgumentTypeError(f"{text!r} is no mail address; give one, such as ada@example.org")
-    return text.strip()
-
-
 def _choices(text: str, known: tuple[str, ...]) -> str:
     words = dict.fromkeys(word.strip() for word in text.split(","))
     for word in words:
@@ -512,7 +503,10 @@ def export(text: str) -> list[str]:
 
 def interval(text: str) -> float:
     """Seconds between two pictures."""
-    span = positive(text)
+    try:
+        span = float(text)
+    except ValueError:
+        span = 0.0
     if not SHORTEST_S <= span <= MAX_TIME_S:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST_S:g}")
     return span

@@ -21,7 +21,9 @@ __all__ = [
     "Unknown",
     "Unreachable",
     "Usage",
+    "nearest",
     "no_option",
+    "no_value",
     "note",
     "report",
 ]
@@ -40,21 +42,37 @@ class Usage(Problem):
     code = "usage"
 
 
-NEAR = 0.7  # how alike a misspelt option and the right one are
-INSTEAD = {"--priority": "use --nice: the higher, the later"}  # of options that CARMA does not have
+NEAR = 0.7  # how alike a misspelt word and the right one are
+INSTEAD = {  # of options that CARMA does not have, or had
+    "--priority": "use --nice: the higher, the later",
+    "--color": "use NO_COLOR=1 or FORCE_COLOR=1",
+    "carma doctor --model": "use `carma doctor --models --json`",
+    "carma history --export": "use `carma simulate --history --export FILE`",
+    "carma top --watch": "use --every SECONDS",
+    "carma top -w": "use --every SECONDS",
+}
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Which of the names may have been meant; "" if none is alike."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, set(names), n=1, cutoff=NEAR)), "")
 
 
 def no_option(command: str, flag: str, known: Iterable[str]) -> Usage:
     """`known`: the options that there are."""
-    from difflib import get_close_matches
-
-    names = [name for name in known if name.startswith("--")]
-    hint = INSTEAD.get(flag) or f"see `{command} --help`"
-    if flag not in INSTEAD and (near := get_close_matches(flag, names, n=1, cutoff=NEAR)):
-        hint = f"did you mean {near[0]}?"
+    near = nearest(flag, (name for name in known if name.startswith("--")))
+    hint = f"did you mean {near}?" if near else f"see `{command} --help`"
+    hint = INSTEAD.get(f"{command} {flag}") or INSTEAD.get(flag, hint)
     if command in RUNS:
-        hint += f" Options of your program go after it: {command} -- python train.py {flag} …"
+        end = "" if hint.endswith("?") else "."
+        hint += f"{end} Options of your program go after it: {command} -- python train.py {flag} …"
     return Usage(f"{command} has no option {flag}", hint)
+
+
+def no_value(flag: str) -> Usage:
+    return Usage(f"{flag} takes no value", f"write {flag} alone")
 
 
 RUNS = ("carma submit", "carma run", "carma estimate")  # a command of the user's

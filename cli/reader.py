@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cli.options import parser_of
-from cli.problems import Usage, no_option
+from cli.problems import Usage, no_option, no_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +54,8 @@ class Parser(argparse.ArgumentParser):
                 raise no_option(self.prog, flag, self._option_string_actions)
             message = f"{self.prog} takes no word {unknown}"
         flags, colon, why = message.removeprefix("argument ").partition(": ")
+        if why.startswith("ignored explicit argument"):
+            raise no_value(flags.rpartition("/")[2])
         if message.startswith("argument ") and colon:
             message = f"{flags.rpartition('/')[2]}: {why}"
         raise Usage(message, f"see `{self.prog} --help`")

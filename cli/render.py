@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from carmad.api.intake import DryRunOut
-    from carmad.api.job import ExitOut, JobOut, PredictionOut, ProfileOut
+    from carmad.api.job import ExitOut, JobOut, PredictionOut
     from carmad.api.reasons import ReasonOut, VerdictOut
-    from carmad.api.report import ReceiptOut, SlowdownOut
+    from carmad.api.report import ReceiptOut
     from carmad.api.why import WhyOut
     from cli.text import Block
 
@@ -200,7 +200,7 @@ def _gpu_time(hours: float) -> str:
     return f"{hours:.2f} GPU-hours" if abs(hours) >= 1 else f"{hours * 60:.1f} GPU-minutes"
 
 
-def _slowdown(how: SlowdownOut) -> str:
+def _slowdown(how: Mapping[str, Any]) -> str:
     """Such as `1.12 times as long as alone (1.10 to 1.15; step times beside 2 jobs)`."""
     of = how["known_from"]
     known = {
@@ -437,7 +437,7 @@ def prediction(job: JobOut) -> Iterator[Block]:
         yield f"each batch is split into {parts} parts"
 
 
-def _about_profile(profile: ProfileOut) -> str:
+def _about_profile(profile: Mapping[str, Any]) -> str:
     words = f"alone for {span(profile['seconds'])}, peak {memory(profile['peak_mib'] or None)}"
     return words if profile["of"] is None else f"taken from job {profile['of']}: {words}"
 

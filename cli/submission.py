@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from carma_client.client import environment, umask
 from carma_client.limits import soft_limits
 from carmad.options import OPTIONS
 from cli.client import resolve
@@ -281,7 +282,7 @@ def _request(
         "cwd": cwd,
         "env": _capture(exports),
         "export": submitted_from | _exports(exports),
-        "umask": _umask(),
+        "umask": umask(),
         "limits": soft_limits(),
         "dry_run": False,
     }
@@ -297,13 +298,6 @@ def _request(
         "layout": _layout(options),
         "after": _after(options, known),
     }
-
-
-def _umask() -> str:
-    """This process's umask. Setting it is the only way to read it, and safe with one thread."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return f"{mask:03o}"
 
 
 def _gpus(options: Namespace) -> int:
@@ -343,9 +337,8 @@ def _after(options: Namespace, known: Callable[[str], str]) -> list[dict[str, st
 
 def _capture(exports: list[str]) -> dict[str, str]:
     """This shell's variables. The daemon drops those that are of no use in a job."""
-    names = MINIMAL_ENV if "NONE" in exports else tuple(os.environ)
-    env = {name: os.environ[name] for name in names if name in os.environ}
-    return {name: value for name, value in env.items() if _is_text(name + value)}
+    here = environment()
+    return {name: here[name] for name in MINIMAL_ENV if name in here} if "NONE" in exports else here
 
 
 def _exports(exports: list[str]) -> dict[str, str]:
@@ -359,8 +352,3 @@ def _exports(exports: list[str]) -> dict[str, str]:
         elif word not in ("ALL", "NONE"):
             raise Usage(f"--export {word}: no such variable here", "give NAME=VALUE")
     return env
-
-
-def _is_text(word: str) -> bool:
-    """False for bytes that are not UTF-8: JSON cannot carry them."""
-    return not any("\ud800" <= c <= "\udfff" for c in word)

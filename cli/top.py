@@ -4,12 +4,12 @@ and its GPUs, with a page for each job. The screen is textual's."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
+import psutil
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
@@ -17,11 +17,10 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from carma_client.logs import open_log
+from carma_client.logs import tail
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from cli import client, dashboard, output, overview, render
-from cli.host import Host
 from cli.options import user_of
 from cli.overview import COLUMNS
 from cli.problems import INTERRUPTED
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 WITHIN_S = 5.0  # for an answer
 PAST_EVERY_S, STEP_S = 10.0, 60
-TAIL_BYTES = 65536  # of a log
+TAIL_LINES = 1000  # of a log
 LEAST_JOBS = 3  # lines that the head leaves them, with their header
 SORTS = ("", "-time", "-vram", "user", "name")  # columns; the first: as the daemon sends them
 SEARCHED = ("jobid", "name", "params", "user", "state", "where", "command")
@@ -50,14 +49,18 @@ PAGES = {"why": "why it waits, or what became of it", "show": "all about it", "l
 
 def run(ask: Callable[[], Any], every_s: float, fields: Sequence[str] = ()) -> int:
     """`ask`: for the status, or for jobs alone. Raises CarmaError if it fails at first."""
-    if not output.uses_color():
-        os.environ["NO_COLOR"] = "1"  # as --color may say
     app = Top(ask, every_s, fields)
     return app.run() or app.return_code or 0
 
 
 def status() -> Any:
     return client.get("/v1/status", WITHIN_S)
+
+
+def read_host() -> dashboard.Host:
+    memory = psutil.virtual_memory()
+    used, total = memory.total - memory.available, memory.total
+    return dashboard.Host(psutil.cpu_percent() / 100, used >> 20, total >> 20)
 
 
 class Jobs(DataTable[Text]):
@@ -104,7 +107,7 @@ class Top(App[int]):
         self._trouble = ""  # the daemon does not answer, or refuses
         self._sort = ""  # a column's name
         self._mine = False
-        self._host = Host()
+        self._host = read_host()
         self._past: Any = None  # the timeline
         self._due = 0.0  # when it is asked for again
         self._one_at_a_time = asyncio.Lock()
@@ -149,7 +152,7 @@ class Top(App[int]):
 
     async def _look_around(self) -> None:
         """At the host and, from time to time, at the last half hour, if it can be shown."""
-        self._host.look()
+        self._host = read_host()
         if (
             "gpus" in self.answer
             and time.monotonic() > self._due
@@ -406,16 +409,7 @@ def _one_of(label: str) -> str:
 
 
 def _tail(job: Any) -> list[Block]:
-    path = job.get("stdout")
-    if path is None:
+    if job.get("stdout") is None:
         return ["its output is its owner's"]
-    try:
-        with open_log(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            text = file.read(TAIL_BYTES)
-    except OSError as error:
-        started = job["started_at"] is not None
-        why = error.strerror if started else "the job has not started"
-        return [f"no output in {clean(path)}: {why}"]
-    lines = text.decode(errors="replace").splitlines()
-    return [styled(clean(line.rstrip("\r").rpartition("\r")[2].expandtabs())) for line in lines]
+    end = tail(job["stdout"], job, TAIL_LINES)
+    return [end.why] if end.why else [styled(line) for line in end.lines]

@@ -2,17 +2,22 @@
 here.
 
 CARMA's own verbs are in `OWN`; packages add theirs by entry points of the group `carma.commands`,
-each named as what is typed: a `Command` or a `Word`.
+each named as what is typed: a `Command` or a `Word`; and checks to `carma doctor`, by entry points
+of the group `carma.checks`, each named as the option that asks for it alone.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cli.problems import Problem, Usage
+from cli.problems import Problem, Usage, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
+
+    from carmad.api.checks import CheckOut
+
+T = TypeVar("T")
 
 JOBS, MONITORING, ADMINISTRATION, MORE = "Jobs", "Monitoring", "Administration", "More"
 PANELS = (JOBS, MONITORING, ADMINISTRATION, MORE)
@@ -33,7 +38,7 @@ class Command:
         """`module`: "package.module", or one of `cli.commands`. `panel`: of the help. `below`: the
         verbs of a group, which begin with its name."""
         self.name = name
-        self.module = self.own_module = module if "." in module else f"cli.commands.{module}"
+        self.module = module if "." in module else f"cli.commands.{module}"
         self.summary = summary
         self.panel = panel
         self.below = below
@@ -65,6 +70,28 @@ class Word:
     def run(self, words: list[str]) -> int:
         code: int = _find(*self._function.split(":"))(self.name, words)
         return code
+
+
+class Checks:
+    """`summary`: the help of the option. `run`: does the checks, one after the other.
+    `take_over`: whether they are what to check on this machine, which has no daemon."""
+
+    def __init__(
+        self,
+        summary: str,
+        run: Callable[[], Iterable[CheckOut]],
+        take_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.summary = summary
+        self.run = run
+        self._take_over = take_over
+
+    def take_over(self) -> bool:
+        """False, too, if that cannot be told."""
+        try:
+            return self._take_over()
+        except (Exception, SystemExit):  # noqa: BLE001 - foreign code
+            return False
 
 
 def _find(module: str, name: str) -> Any:
@@ -113,7 +140,6 @@ _TABLE = {  # by panel: a verb, its module, its line; below a group, that of its
     ),
     "daemon": (
         ("daemon start", "server", "Start a daemon for your own jobs, in the background."),
-        ("daemon run", "server", "Run the daemon in the foreground."),
         ("daemon stop", "server", "Stop the daemon. Running jobs continue under the next one."),
         ("daemon status", "server", "Show whether the daemon is running, and where."),
         ("daemon install", "server", "Install the systemd units of carmad. For root."),
@@ -171,6 +197,7 @@ GONE = {  # with more than a verb instead
     "cron": "put `carma submit -Q --unless-running NAME …` into `crontab -e`",
     "extras": "pip install the packages that `carma doctor` names, where CARMA is installed",
     "client-wheel": "it is in share/carma of CARMA's environment: docs/guides/python.md",
+    "daemon run": "use `carmad`, with the same options",
     "gpumemnet": "use `python -m lab.gpumemnet`, of CARMA's repository",
 }
 
@@ -189,13 +216,12 @@ def find_word(name: str) -> Word | None:
 
 def unknown(name: str, known: list[str], command: str = "carma") -> Usage:
     """That there is no such verb, and what there is instead."""
-    from difflib import get_close_matches
-
     hint = f"see `{command} --help`"
-    if command == "carma" and (name in GONE or name.lower() in INSTEAD):
-        hint = GONE.get(name) or f"use `carma {INSTEAD[name.lower()]}`"
-    elif near := get_close_matches(name, known, n=1):
-        hint = f"did you mean `{command} {near[0]}`?"
+    word = f"{command} {name}".partition(" ")[2].lower()
+    if word in GONE or word in INSTEAD:
+        hint = GONE.get(word) or f"use `carma {INSTEAD[word]}`"
+    elif near := nearest(name, known):
+        hint = f"did you mean `{command} {near}`?"
     return Usage(f"there is no command `{command} {name}`", hint)
 
 
@@ -216,7 +242,8 @@ def elsewhere(command: Command) -> Command:
 
 def every() -> list[Command]:
     """All verbs, with those of packages that can be loaded, in the order of the help."""
-    found = [*OWN.values(), *_load_others()]
+    others = (its for name, its in load_added("commands", Command).items() if its.name == name)
+    found = [*OWN.values(), *(its for its in others if its.name not in OWN)]
     order = dict.fromkeys((*PANELS, *(each.panel for each in found)))
     return [each for panel in order for each in found if each.panel == panel]
 
@@ -226,13 +253,13 @@ def leaves() -> list[Command]:
     return [verb for each in every() for verb in each.below or (each,)]
 
 
-def _load_others() -> Iterator[Command]:
-    """Those that can be loaded, and are called as their entry points are."""
-    from carmad import installed
+def load_added(group: str, kind: type[T]) -> dict[str, T]:
+    """What packages add of a kind, by name, without what cannot be loaded: `carma doctor` names
+    that."""
+    from carmad import installed  # takes longer to import than most verbs
 
-    for name, found in sorted(installed.load_each("carma.commands", quietly=True)):
-        if isinstance(found, Command) and found.name == name and name not in OWN:
-            yield found
+    found = dict(installed.load_each(f"carma.{group}", quietly=True))
+    return {name: its for name, its in sorted(found.items()) if isinstance(its, kind)}
 
 
 def _load(name: str) -> Any:

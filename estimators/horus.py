@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import ceil
 
 from carmad.plugin import Estimate, Refusal, Server, Settings
 from estimators.look import Reader
-from estimators.summary import computes
 from estimators.tracer.report import Layer, Report
 
 NAME = "horus"
 CONTEXT_MIB = 800
 FLOAT_BYTES = 4
+ACTIVATION = re.compile(r"LU\d*$|ish$|igmoid$|anh$|oft\w+$|Activation$|shrink$|Threshold$")
 NOTE = "a formula over layers, in fp32: off by gigabytes for many models, mostly too high"
 
 
@@ -27,6 +28,12 @@ def formula(layers: Sequence[Layer], batch: int) -> float:
     activations = sum(layer.activations for layer in layers if computes(layer))
     elements = parameters + batch * (activations + parameters)
     return CONTEXT_MIB + FLOAT_BYTES * elements / 2**20
+
+
+def computes(layer: Layer) -> bool:
+    """Whether its output is new and needed in the backward pass: true for layers with parameters
+    and activation functions, false for pooling, dropout and reshaping."""
+    return layer.parameters > 0 or ACTIVATION.search(layer.kind) is not None
 
 
 def read(report: Report, settings: Settings) -> Estimate | Refusal:

@@ -25,7 +25,7 @@ from carmad.plugin import (
     View,
 )
 from policies.ranked import Ranked, Turn, down_the_line
-from policies.views import fewest as fewest
+from policies.views import fewest
 
 Priority = Callable[[Job, float], float]
 Instant = Callable[[Job], float]
@@ -159,10 +159,7 @@ class Preemptive:
         )
 
     def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
-        free_mib = gpu.gpu.memory_mib - gpu.external_mib
-        vacated = replace(
-            gpu, residents=(), settling=None, free_mib=free_mib, mps_user=None, mps_leaving=None
-        )
+        vacated = gpu.vacated()
         if view.refusals(wanted, vacated):
             return False
         return not any(refuse(wanted, vacated) for refuse in self.unshared.filters)

@@ -11,13 +11,27 @@ alone for long enough.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, Placement, ProfilingRun, Reason, View
+from carmad.plugin import (
+    GpuId,
+    GpuView,
+    Job,
+    NodeView,
+    Placement,
+    ProfilingRun,
+    Reason,
+    View,
+    idle,
+)
 from policies.reasons import expectation
+from policies.rules import Rules
+
+TOLD = 16  # the first jobs that wait to be profiled, which get reasons
 
 
 class ProfilingPool(NamedTuple):
@@ -51,6 +65,37 @@ def profiling_run(
     explanation = (*expectation(job), Reason("profiled_there", run_s, unit="s"))
     run = ProfilingRun(view.now + run_s, evict)
     return replace(placement, profiling=run, explanation=explanation)
+
+
+def profile_aside(
+    aside: ProfilingPool, line: Sequence[Job], rules: Rules, view: View
+) -> tuple[list[Placement], View]:
+    """Profiling runs on the reserved GPUs: each job that fits there, in queue order, on one node.
+    Also the view after that: its user may take the MPS server of a whole node."""
+    plan: list[Placement] = []
+    there = only(view, aside.own.__contains__)
+    free = sum(idle(gpu, view.settings) is None for gpu in there.gpus)
+    for n, job in enumerate(line):
+        placement = rules.place(job, there)
+        if len({view.node_of[gpu] for gpu in placement.gpus}) == 1:
+            free -= job.spec.gpus
+            placement = profiling_run(placement, job, view, aside.run_s, evict=True)
+            taken = job, placement.gpus, placement.profiling
+            view, there = view.with_placement(*taken), there.with_placement(*taken)
+            plan.append(placement)
+        elif n < TOLD:
+            wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
+            plan.append(replace(placement, gpus=(), reasons=(wait,)))
+    return plan, view
+
+
+def only(view: View, keep: Callable[[GpuId], bool]) -> View:
+    """The view as if there were no other GPUs. Nodes that lose none stay the same objects."""
+    nodes = []
+    for node in view.nodes:
+        kept = tuple(gpu for gpu in node.gpus if keep(gpu.id))
+        nodes.append(node if len(kept) == len(node.gpus) else NodeView(node.name, kept))
+    return replace(view, nodes=tuple(nodes))
 
 
 def set_aside(view: View) -> ProfilingPool:

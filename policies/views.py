@@ -140,8 +140,7 @@ def once_settled(gpu: GpuView) -> GpuView:
 
 
 def _empty(gpu: GpuView) -> GpuView:
-    unused = _gpu_without(gpu, lambda _: True)
-    return replace(unused, reserved=(), mps_user=None, mps_leaving=None)
+    return replace(gpu.vacated(), reserved=())
 
 
 def _change(view: View, change: Callable[[GpuView], GpuView]) -> View:

@@ -146,7 +146,7 @@ def in_a_unit(bench: Bench, *argv: str, **spec: Any) -> Iterator[tuple[Job, Path
         unit.mkdir()
     except OSError as error:
         pytest.skip(f"cannot make a cgroup: {error}")
-    bench.launcher._run_child = lambda _: None  # type: ignore[method-assign]
+    bench.launcher._forks.start = lambda _: None  # type: ignore[method-assign]
     directory = bench.directory(bench.launch(job))
     enter = f'echo 0 > {unit}/cgroup.procs && exec "$@"'
     program = subprocess.Popen(["sh", "-c", enter, "sh", *supervisor.command(str(directory))])

@@ -24,5 +24,6 @@ def chromium() -> Browser:
 
     started = sync_playwright().start()
     return started.chromium.launch(
-        executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        executable_path=CHROMIUM,
+        args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--process-per-site"],
     )

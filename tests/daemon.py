@@ -250,18 +250,10 @@ class Carmad:
 
     # the command line
 
-    def carma(self, *words: str, rc: int | None = 0, **options: Any) -> str:
+    def carma(self, *words: str, rc: int | None = 0, umask: int = 0o022) -> str:
         """What `carma WORDS` prints; both streams when it fails."""
         env = self.env | {"CARMA_SOCKET": self.socket, "COLUMNS": "200"}
-        ran = subprocess.run(
-            [*CARMA, *words],
-            env=env,
-            cwd=options.pop("cwd", self.work),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            **options,
-        )
+        ran = run_forked(words, env, program="carma", cwd=str(self.work), umask=umask)
         assert rc is None or ran.returncode == rc, (words, ran)
         return ran.stdout if ran.returncode == 0 else ran.stdout + ran.stderr
 
@@ -282,12 +274,17 @@ def clean_environment() -> dict[str, str]:
 
 def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run carmad in the foreground, for starts that fail."""
-    argv = ("--config", os.devnull, *argv)
+    return run_forked(("--config", os.devnull, *argv), clean_environment() | env)
+
+
+def run_forked(
+    argv: Sequence[str], env: dict[str, str], **options: object
+) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         out, err, status = (Path(folder, name) for name in ("out", "err", "status"))
-        pid = fork(argv, clean_environment() | env, out, err, status=str(status))
+        pid = fork(argv, env, out, err, status=str(status), **options)
         try:
-            code = int(until(lambda: status.exists() and status.read_text(), "carmad to end"))
+            code = int(until(lambda: status.exists() and status.read_text(), f"{argv} to end"))
         except BaseException:
             os.killpg(pid, signal.SIGKILL)
             raise
@@ -295,13 +292,46 @@ def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **options: object) -> int:
-    """The pid of a carmad that has imported everything."""
+    """The pid of a carmad, or of another program, that has imported everything."""
     zygote = _zygote()
     assert zygote.stdin and zygote.stdout
     order = {"argv": argv, "env": env, "out": str(out), "err": str(err), **options}
     zygote.stdin.write(json.dumps(order) + "\n")
     zygote.stdin.flush()
     return int(zygote.stdout.readline())
+
+
+class Forked:
+    """As `subprocess.Popen`, of a program that has imported everything; it is no child of this
+    process."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], out: str = os.devnull, **options: object
+    ) -> None:
+        self.pid = fork(argv, env, Path(out), Path(os.devnull), **options)
+        self._pidfd: int | None = None  # it may have ended already
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    def poll(self) -> int | None:
+        """0 once it has ended: nobody knows how."""
+        return 0 if self._ended(0.0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended(timeout):
+            raise subprocess.TimeoutExpired("it", timeout or 0.0)
+        return 0
+
+    def _ended(self, within_s: float | None) -> bool:
+        return self._pidfd is None or bool(select.select([self._pidfd], [], [], within_s)[0])
+
+    def send_signal(self, signum: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Forks carmads from a process that has imported everything: a start takes 0.1 s instead of 1 s.
+"""Forks carmads from a process that has imported everything: a start takes 0.1 s instead of 1 s;
+and `carma`s.
 
 `python -m tests.warm` reads one JSON request per line: argv, env, where output goes, and the faults
 to inject. It answers each with a pid.
@@ -11,25 +12,41 @@ import json
 import os
 import signal
 import sys
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from carmad.core.messages import Step
 from carmad.daemon import main as carmad
 from carmad.engine.engine import Engine
 from carmad.store.sql import SqlStore
+from cli import commands
+from cli import main as cli
 from tests import audit
 
 
 def serve() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ordered it watches it
-    gc.freeze()
     audit.listen()
     while line := sys.stdin.readline():
+        order = json.loads(line)
+        if order.get("program") == "carma":
+            import_carma(order["argv"][0])
+        gc.freeze()
         pid = os.fork()
         if pid == 0:
-            become(**json.loads(line))
+            become(**order)
         print(pid, flush=True)
+
+
+@cache
+def import_carma(verb: str) -> None:
+    for command in iter_modules(commands.__path__, "cli.commands."):
+        import_module(command.name)
+    if verb == "web":
+        import_module("carma_web.app")
 
 
 def become(
@@ -40,6 +57,9 @@ def become(
     crash_after: int = 0,
     forgetful: bool = False,
     status: str = "",
+    program: str = "carmad",
+    cwd: str = ".",
+    umask: int = 0o022,
 ) -> None:
     """`status`: a file for the exit status."""
     os.setsid()
@@ -48,6 +68,8 @@ def become(
         tell_status(status)
     os.environ.clear()
     os.environ.update(env)
+    os.chdir(cwd)
+    os.umask(umask)
     if path := env.get("PYTHONPATH"):
         sys.path[1:1] = path.split(os.pathsep)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -57,6 +79,9 @@ def become(
         crash(crash_after)
     if forgetful:
         leave_owed_actions_out()
+    if program == "carma":
+        sys.argv[:] = [program, *argv]
+        cli.main()
     sys.exit(carmad.main(argv))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from pydantic import Field, StringConstraints, create_model
@@ -136,15 +136,10 @@ async def release(call: Caller, body: SelectIn) -> Response:
 
 
 async def _set_hold(call: Call, body: SelectIn, held: bool) -> Response:
-    barred = barring()
-
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
-        verdict = control.hold(job, held)
-        if not held and verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
-            verdict = Verdict(f"stays held: {why}", acts=False, refused=True)
-        return verdict, HoldRequested(now, job.id, held, by, job.tasks - 1)
+        return control.hold(job, held), HoldRequested(now, job.id, held, by, job.tasks - 1)
 
-    return await _change(call, body, act)
+    return await _change(call, body, act, runs=not held)
 
 
 @router.post("/suspend")
@@ -204,7 +199,6 @@ async def requeue(call: Caller, body: RequeueIn) -> Response:
     awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
     ended = {job.id: job.state for job in found if job.ended}
-    barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event | None]:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
@@ -218,8 +212,6 @@ async def requeue(call: Caller, body: RequeueIn) -> Response:
         if verdict.acts and job.lives and len(jobs) > 1:  # of several, those that failed are meant
             words = "runs: to stop it and run it again, name it alone"
             verdict = Verdict(words, acts=False, refused=True)
-        if verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
-            verdict = Verdict(f"cannot run again: {why}", acts=False, refused=True)
         if verdict.acts:
             ended.pop(job.id, None)  # its dependents wait for its next end
         if job.id not in kept:
@@ -232,7 +224,7 @@ async def requeue(call: Caller, body: RequeueIn) -> Response:
         job = replace(job, spec=retention.with_secrets(job.spec, variables, names))
         return verdict, RequeueRequested(now, job, by, its, variables)
 
-    return _results_out(await _carry_out(call, body, jobs, act))
+    return _results_out(await _carry_out(call, body, jobs, act, runs=True))
 
 
 def _kept_secrets(
@@ -258,7 +250,6 @@ async def update(call: Caller, body: UpdateIn) -> Response:
     names, change = await changes(call, body, jobs)
     live = (await call.service.scene()).live
     asked: dict[JobId, JobSpec] = {}
-    barred = barring()
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         more = job.tasks - 1
@@ -269,13 +260,11 @@ async def update(call: Caller, body: UpdateIn) -> Response:
         except CarmaError as error:
             return Verdict(f"is left as it is: {error.message}", False, refused=True), event
         verdict, spec = control.update(job, event, live, now)
-        if verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
-            verdict = Verdict(f"is left as it is: {why}", acts=False, refused=True)
         if verdict.acts:
             asked[job.id] = spec
         return verdict, event
 
-    results = await _carry_out(call, body, jobs, act)
+    results = await _carry_out(call, body, jobs, act, runs=True)
     now = await call.service.ask(lambda core: {id: core.jobs.get(id) for id in asked})
     for each in results:
         job = now.get(JobId(each["id"]))
@@ -306,17 +295,18 @@ def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
     return job is not None and all(value(job.spec, name) == value(spec, name) for name in names)
 
 
-async def _change(call: Call, body: SelectIn, act: Act) -> Response:
-    return _results_out(await _carry_out(call, body, await _choose(call, body), act))
+async def _change(call: Call, body: SelectIn, act: Act, runs: bool = False) -> Response:
+    return _results_out(await _carry_out(call, body, await _choose(call, body), act, runs))
 
 
-async def _carry_out(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[ResultOut]:
-    events, results = await run_in_threadpool(_judge, call, body, jobs, act)
+async def _carry_out(
+    call: Call, body: SelectIn, jobs: list[Job], act: Act, runs: bool
+) -> list[ResultOut]:
+    """`runs`: the jobs may run then, so their users must still be there."""
+    events, results = await run_in_threadpool(_judge, call, body, jobs, act, runs)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
-        await call.service.ready()
-        check = partial(refusals.within_the_quota, call, again)
-        await refusals.once_settled(call.service, check)
+        refusals.within_the_quota(call, again, await call.service.scene(settled=True))
     holding = {job.id for job in jobs if job.holds_gpus}
     stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}
     # Those that wait come first, or they would be started where others are stopped.
@@ -353,18 +343,21 @@ async def _in_parts(call: Call, events: dict[JobId, Event], at_all: bool) -> dic
 
 
 def _judge(
-    call: Call, body: SelectIn, jobs: list[Job], act: Act
+    call: Call, body: SelectIn, jobs: list[Job], act: Act, runs: bool
 ) -> tuple[dict[JobId, Event], list[ResultOut]]:
     """Events for the core, and results for the caller. Runs in a thread: jobs may be many."""
     now, by = call.service.now(), call.peer.user
     selection, go_on = parse_selection(body.select), any(not job.ended for job in jobs)
     events: dict[JobId, Event] = {}
     results: list[ResultOut] = []
+    barred = barring()
     for job in jobs:
         if not call.may_touch(job):
             results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
             continue
         verdict, event = act(job, now, by)
+        if runs and verdict.acts and (why := barred(job.spec.user, job.spec.uid)):
+            verdict = Verdict(f"is left as it is: {why}", acts=False, refused=True)
         if verdict.acts and event:
             events[job.id] = event
         # Of an array, the tasks that go on are meant.
@@ -395,7 +388,8 @@ async def _choose(call: Call, body: SelectIn) -> list[Job]:
             jobs = [*jobs, *(job for job in scene.live.rows.values() if job.spec.user == user)]
         jobs = [job for job in {job.id: job for job in jobs}.values() if job.spec.user == user]
     if not jobs:
-        raise NotFound("no job is selected", "See `carma queue` and `carma history`.")
+        what = f"there is no job {body.select:.80}" + (f" of {user}" if user else "")
+        raise NotFound(what, "See `carma queue` and `carma history`.")
     if not any(call.may_touch(job) for job in jobs):
         raise not_yours(jobs[0])
     return jobs
@@ -416,16 +410,14 @@ async def changes(
     names = tuple(name for name in OPTIONS if name in body.model_fields_set)
     if not names:
         raise CarmaError("nothing to change", "Give options: see `carma update --help`.")
-    service = call.service
+    scene = await call.service.scene()
     refusals.may_be_nice(call.peer, body.nice if "nice" in names else 0)
     new: dict[str, Any] = {name: getattr(body, name) for name in names}
     if "after" in names:
-        awaited = await find_awaited(call, body.after, await service.scene())
+        awaited = await find_awaited(call, body.after, scene)
         refusals.may_wait_for(call.peer, awaited)
         new["after"] = unmet(awaited)
         refusals.few_waits(len(jobs), len(new["after"]))
-    await service.ready()
-    gpus, now = service.tally.gpus, service.now()
 
     def change(spec: JobSpec) -> JobSpec:
         if "name" in names:
@@ -437,9 +429,9 @@ async def changes(
         changed = replace(spec, **new)
         refusals.needs_gpus(changed)
         if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
-            refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
-        if not refusals.CHOOSING.isdisjoint(names) and not service.tally.unread:
-            refusals.fits_the_server(changed, gpus)
+            refusals.in_time(replace(changed, deadline_at=new.get("deadline_at")), scene.now)
+        if not refusals.CHOOSING.isdisjoint(names) and not scene.unread:
+            refusals.fits_the_server(changed, tuple(scene.gpus.values()))
         return changed
 
     return names, change

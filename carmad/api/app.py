@@ -60,7 +60,7 @@ def create_app(service: Service, plugged: Mapping[str, APIRouter] | None = None)
             log.exception("the routes %s cannot be added, and are left out", name)
     app.state.service = service
     app.state.peers = Peers(service.settings.access.admin_group)
-    app.add_middleware(Bounded, peers=app.state.peers, shares=Shares(*FREE))
+    app.add_middleware(Bounded, shares=Shares(*FREE))
     for kind in (CarmaError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_problem)
     return app

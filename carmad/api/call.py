@@ -12,19 +12,18 @@ from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BeforeValidator, WithJsonSchema, with_config
+from pydantic import with_config
 from starlette.responses import Response
 
 from carmad.api.job import Jobs
 from carmad.api.service import Service
-from carmad.api.wire import MAX_IDS, Selection, as_json, parse_label, parse_selection, parse_time
+from carmad.api.wire import MAX_IDS, Selection, Time, as_json, parse_selection
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus.sharing import label as label_of
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED
-from carmad.core.jobs.tasks import ids_of, part
 from carmad.core.messages import Event, Submitted
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
@@ -45,14 +44,7 @@ Select = Annotated[
 Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
 Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
 Word = Annotated[str | None, Query(max_length=256)]
-Moment = (
-    Annotated[
-        float,
-        BeforeValidator(parse_time),
-        WithJsonSchema({"type": "string", "format": "date-time"}),
-    ]
-    | None
-)
+Moment = Time | None
 
 
 class Resource(APIRouter):
@@ -81,12 +73,6 @@ def answer(value: object, status: int = 200) -> Response:
 def not_yours(job: Job) -> Forbidden:
     hint = "Ask them, or an administrator."
     return Forbidden(f"job {label_of(job)} is {job.spec.user}'s", hint, code="not_yours")
-
-
-async def disconnection(request: Request) -> None:
-    """Wait until the client has disconnected."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,44 +104,28 @@ class Call:
         return Jobs(scene, log_paths, self.peer.owner, self.peer.admin)
 
     async def own_job(self, label: str) -> tuple[Job, Scene]:
-        """A job that the caller may touch. Raises Forbidden, NotFound."""
-        scene = await self.service.scene()
-        job = await self._find(label, scene)
-        if not self.may_touch(job):
-            raise not_yours(job)
-        return job, scene
+        """A job that the caller may touch. Raises Forbidden, NotFound, also for several jobs."""
+        tasks, scene = await self._find(label)
+        if (number := sum(job.tasks for job in tasks)) > 1:
+            hint = f"Name one of them, such as {label_of(tasks[0])}."
+            raise NotFound(f"{label} is {number} jobs, not one", hint, code="array")
+        return self._own(tasks)[0], scene
 
     async def own_tasks(self, label: str) -> tuple[list[Job], Scene]:
         """Likewise, but all tasks of an array if it is named as a whole."""
-        try:
-            job, scene = await self.own_job(label)
-            if not (job.spec.array and label == str(job.spec.array.array)):
-                return [job], scene
-        except NotFound as error:
-            if error.code != "array":
-                raise
+        tasks, scene = await self._find(label)
+        return self._own(tasks), scene
+
+    async def _find(self, label: str) -> tuple[list[Job], Scene]:
         scene = await self.service.scene()
-        tasks = await self.select(parse_selection(label), scene)
+        if tasks := await self.select(parse_selection(label), scene):
+            return tasks, scene
+        raise NotFound(f"there is no job {label}", "See `carma queue` and `carma history`.")
+
+    def _own(self, tasks: list[Job]) -> list[Job]:
         if not self.may_touch(tasks[0]):
             raise not_yours(tasks[0])
-        return tasks, scene
-
-    async def _find(self, label: str, scene: Scene) -> Job:
-        """The job `42`, or the task `42_3`. Raises NotFound, also for an array's id."""
-        id, index = parse_label(label)
-        live = scene.live.get(id)
-        if live is not None and (index is None or (live := _task(live, id, index))):
-            return live
-        store = self.service.store
-        found = await run_in_threadpool(_find_stored, store, scene, id, index)
-        if found is None:
-            array = Selection(ids=frozenset({id}))
-            if index is None and (tasks := await self.select(array, scene)):
-                number, first = sum(job.tasks for job in tasks), label_of(tasks[0])
-                hint = f"Name one of its {number} tasks, such as {first}."
-                raise NotFound(f"{label} is an array, not one job", hint, code="array")
-            raise NotFound(f"there is no job {label}", "See `carma queue` and `carma history`.")
-        return found
+        return tasks
 
     async def select(self, selection: Selection, scene: Scene) -> list[Job]:
         return await run_in_threadpool(resolve, self.service.store, self.peer, selection, scene)
@@ -172,21 +142,6 @@ async def _call(request: Request) -> Call:
 
 
 Caller = Annotated[Call, Depends(_call)]
-
-
-def _find_stored(store: SqlStore, scene: Scene, id: JobId, index: int | None) -> Job | None:
-    if index is None:
-        return store.job(id)
-    known = chain(scene.tasks(id), store.history(arrays=[id], index=index, limit=1))
-    return next((task for job in known if (task := _task(job, id, index))), None)
-
-
-def _task(job: Job, array: JobId, index: int) -> Job | None:
-    its = job.spec.array
-    if its is None or its.array != array:
-        return None
-    ids = ids_of(job, range(index, index + 1))
-    return part(job, ids) if ids else None
 
 
 def resolve(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) -> list[Job]:
@@ -234,11 +189,14 @@ def _in_store(store: SqlStore, selection: Selection, scene: Scene) -> Iterator[J
     wanted = len(selection.ids) + sum(map(len, spans))
     if wanted > MAX_IDS:
         raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at a time.")
-    ids = selection.ids.union(map(JobId, chain(*spans)))
-    named = store.rows([id for id in ids if id not in scene.live])
-    known = {job.id: job for job in named}
-    arrays = {id for id in ids if id not in scene.live and id not in known}
+    ids = [id for id in selection.ids.union(map(JobId, chain(*spans))) if id not in scene.live]
+    named = store.rows(ids) if ids else []
+    arrays = set(ids).difference(job.id for job in named)
+    index = None
+    if not arrays and [len(indices) for _, indices in selection.tasks] == [1]:
+        index = selection.tasks[0][1].start  # one task: of a long array, one row is read
     arrays |= {array for array, _ in selection.tasks}
     if not arrays:
         return iter(named)
-    return chain(named, store.history(arrays=arrays, states=ENDED, limit=MAX_IDS * len(arrays)))
+    limit = MAX_IDS * len(arrays)
+    return chain(named, store.history(arrays=arrays, states=ENDED, index=index, limit=limit))

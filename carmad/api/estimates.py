@@ -15,9 +15,9 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad import registry
-from carmad.api.call import Call, Caller, answer, disconnection, resource
+from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.guesses import EstimateIn, EstimatesOut, FitOut, estimates_out
-from carmad.api.intake import judge, read, trial
+from carmad.api.intake import read, rehearse
 from carmad.api.reasons import reason_out, too_large, verdicts_out
 from carmad.api.refusals import refuse
 from carmad.api.wire import SCHEMA
@@ -71,11 +71,7 @@ async def estimate(
     guesses, explained = await _ask_estimators(request, call, spec, body.within_s, explain)
     chosen = next((guess.answer for guess in guesses if guess.chosen), None)
     need = chosen if isinstance(chosen, Estimate) else None
-    now = call.service.now()
-    placement, _ = await call.service.ask(
-        lambda core: judge(core, trial(core, spec, need, now), core.snapshot(now))
-    )
-    scene = await call.service.scene()
+    _, scene, placement, _ = await rehearse(call.service, spec, need)
     fits: list[FitOut] = [
         {
             "gpu": gpu.gpu.index,
@@ -97,7 +93,7 @@ async def _ask_estimators(
     service, abandoned = call.service, Event()
     server = service.experience.server(explain, abandoned)
     usual_s = patient(service.settings).estimation.within_s
-    watching = asyncio.ensure_future(disconnection(request))
+    watching = asyncio.ensure_future(_disconnection(request))
     watching.add_done_callback(lambda _: abandoned.set())
     try:
         async with contextlib.AsyncExitStack() as held:
@@ -109,6 +105,12 @@ async def _ask_estimators(
             return await run_in_threadpool(service.estimate, spec, within_s, server)
     finally:
         watching.cancel()
+
+
+async def _disconnection(request: Request) -> None:
+    """Wait until the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @router.get("/estimators", responses={200: {"model": EstimatorsOut}})

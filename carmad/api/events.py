@@ -10,9 +10,9 @@ import asyncio
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import NotRequired
 
 from typing_extensions import TypedDict
@@ -22,7 +22,8 @@ from carmad.api.rows import row_label
 from carmad.api.wire import as_json, pick, stamp, state_code
 from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.happenings import Happening, Kind, happenings, words
-from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.attempt import GpuId, JobId
+from carmad.core.jobs.tasks import among
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.edge import Follower
 from carmad.guards import heard_by
@@ -81,24 +82,6 @@ def event_out(
     return out
 
 
-class Entry:
-    """A happening and its text for streams, rendered when the first of them needs it."""
-
-    __slots__ = ("_outline", "_whole", "happening")
-
-    def __init__(self, happening: Happening) -> None:
-        self.happening = happening
-        self._whole = b""  # for those who may see all of the job
-        self._outline = b""  # for others
-
-    def text(self, name: str, gpus: Mapping[GpuId, Gpu], sees: bool) -> bytes:
-        if sees:
-            self._whole = self._whole or sse(event_out(self.happening, name, gpus))
-            return self._whole
-        self._outline = self._outline or sse(event_out(self.happening, name, gpus, False))
-        return self._outline
-
-
 def sse(event: EventOut) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (event["id"].encode(), as_json(event))
 
@@ -109,7 +92,7 @@ class Events(Follower):
     def __init__(self, epoch: str, external_mib: int) -> None:
         self._epoch = epoch
         self._external_mib = external_mib
-        self._latest: deque[Entry] = deque(maxlen=KEPT)
+        self._latest: deque[Happening] = deque(maxlen=KEPT)
         self._count = 0  # of all so far
         self._lock = threading.Lock()
         self.gpus: dict[GpuId, Gpu] = {}
@@ -117,6 +100,7 @@ class Events(Follower):
         self._conditions: dict[tuple[GpuId, str], float] = {}  # when each kind was last seen
         self._external: dict[GpuId, dict[int, float]] = {}
         self._news: set[asyncio.Event] = set()
+        self._awaited: dict[JobId, set[asyncio.Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: Counter[int] = Counter()
         self.listeners: list[Follower] = []
@@ -130,20 +114,28 @@ class Events(Follower):
         if not new:
             return
         with self._lock:
-            self._latest.extend(map(Entry, new))
+            self._latest.extend(new)
             self._count += len(new)
         for follower in self.listeners:
             with heard_by(follower):
                 follower.on_happenings(new, self.gpus)
-        self.wake()
+        self._call(lambda: self._tell(new))
 
     def wake(self) -> None:
-        """Let all streams look again; from any thread."""
-        if self._news and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
+        """Let everyone who waits look again; from any thread."""
+        self._call(lambda: self._set(self._news, *self._awaited.values()))
 
-    def _wake(self) -> None:
-        for news in self._news:
+    def _call(self, tell: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(tell)
+
+    def _tell(self, new: Sequence[Happening]) -> None:
+        jobs = (each.job for each in new if each.job is not None)
+        ids = (id for job in jobs for id in among(job.ids, self._awaited))
+        self._set(self._news, *map(self._awaited.__getitem__, ids))
+
+    def _set(self, *waiting: Iterable[asyncio.Event]) -> None:
+        for news in chain.from_iterable(waiting):
             news.set()
 
     def _of_gpus(self, event: Sampled | Discovered) -> Iterator[Happening]:
@@ -211,6 +203,19 @@ class Events(Follower):
             if not self._streams[uid]:
                 del self._streams[uid]
 
+    @contextmanager
+    def of_job(self, job: JobId) -> Iterator[asyncio.Event]:
+        """Yields the event that is set when something happens to a job. The core is asked about the
+        job after this has been entered: it may have happened before."""
+        self._loop, news = asyncio.get_running_loop(), asyncio.Event()
+        self._awaited.setdefault(job, set()).add(news)
+        try:
+            yield news
+        finally:
+            self._awaited[job].discard(news)
+            if not self._awaited[job]:
+                del self._awaited[job]
+
     @property
     def place(self) -> int:
         """After all happenings so far."""
@@ -230,10 +235,10 @@ class Events(Follower):
         with self._lock:
             kept = list(self._latest)
             first = self._count - len(kept)
-        older = (n for n, each in enumerate(kept) if each.happening.at >= at)
+        older = (n for n, each in enumerate(kept) if each.at >= at)
         return first + next(older, len(kept))
 
-    def read(self, place: int, most: int) -> tuple[int, list[Entry]]:
+    def read(self, place: int, most: int) -> tuple[int, list[Happening]]:
         """Up to `most` happenings after `place`, and the place before the first of them: later than
         `place` if some are not kept any more."""
         with self._lock:

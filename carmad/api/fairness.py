@@ -237,7 +237,7 @@ def _whose(limit: Limit) -> Subject:
 
 def limit_status_out(subject: Subject, scene: Scene) -> LimitedOut:
     """The limit that applies to the subject, who set it, and what is used of it."""
-    quotas = scene.quotas
+    quotas = scene.gate.quotas
     limit = quotas.of(subject)
     known = scene.limits.get(limit.subject)
     if known and isinstance(subject, Owner) and not known.is_of(subject):

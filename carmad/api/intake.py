@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import NotRequired
 
 from starlette.responses import Response
@@ -103,12 +102,10 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
 async def read(call: Call, body: SubmitIn) -> Submission:
     """The request as a submission, with what it is to be checked against."""
     service, peer, at = call.service, call.peer, call.service.now()
-    await service.ready()
-    others = body.after or body.urgent or body.unless_running is not None or body.interactive
-    scene = await service.scene(settled=True) if others else None
-    awaited = await find_awaited(call, body.after, scene) if scene and body.after else ()
-    tally, env_exclude = service.tally, service.settings.submit.env_exclude
-    spec = job_spec(body, peer, awaited, tally.gpus, tally.unread, env_exclude)
+    scene = await service.scene(settled=True)
+    awaited = await find_awaited(call, body.after, scene) if body.after else ()
+    gpus, env_exclude = tuple(scene.gpus.values()), service.settings.submit.env_exclude
+    spec = job_spec(body, peer, awaited, gpus, scene.unread, env_exclude)
     return Submission(at, body, spec, array_tasks(body.array), awaited, scene)
 
 
@@ -131,7 +128,7 @@ async def _store(call: Call, asked: Submission) -> range:
     service, body = call.service, asked.body
     bare = retention.without_contents(asked.spec)
     specs = [replace(bare, array=task) for task in asked.tasks]
-    await refusals.once_settled(service, partial(refusals.refuse, call, asked, specs))
+    refusals.refuse(call, asked, specs)
     count = len(body.array.indices) if body.array else 1
     # No `await` since there was room for them. An array has an id, too: the first.
     first = service.inbox.next_ids(count + 1 if body.array else count)
@@ -166,7 +163,7 @@ async def _dry_run(call: Call, body: SubmitIn) -> Response:
     if spec.memory_mib is not None and spec.gpus:
         known = await measurement(call.service, spec)
         notes += await remarks(call.service, spec, known)
-    scene, placement, starts, outlook = await rehearse(call.service, spec, known)
+    job, scene, placement, starts = await rehearse(call.service, spec, spec.declared or known)
     out: DryRunOut = {
         "schema": SCHEMA,
         "would_start": starts and not body.held,
@@ -175,8 +172,8 @@ async def _dry_run(call: Call, body: SubmitIn) -> Response:
         "chosen": [] if body.held else list(placement.gpus),
         "warnings": notes,
     }
-    if outlook is not None:
-        out["outlook"] = outlook
+    if body.deadline_at is not None:
+        out["outlook"] = await run_in_threadpool(outlook_out, job, scene)
     return answer(out)
 
 
@@ -194,38 +191,29 @@ def _same(asked: Submission) -> JobId | None:
     def run(spec: JobSpec) -> object:
         return spec.runner, spec.stdout, spec.argv
 
-    jobs = asked.scene.live.rows.items() if asked.scene else ()
+    jobs = asked.scene.live.rows.items()
     return next((id for id, job in jobs if run(job.spec) == run(asked.spec)), None)
 
 
 async def rehearse(
-    service: Service, spec: JobSpec, known: Estimate | None
-) -> tuple[Scene, Placement, bool, OutlookOut | None]:
-    """For a dry run: the scene, the decision that would be made, whether the job would start at
-    once, and whether it would meet its deadline. `known`: what earlier runs used."""
+    service: Service, spec: JobSpec, estimate: Estimate | None
+) -> tuple[Job, Scene, Placement, bool]:
+    """The job as if it were queued now, with what is known from earlier runs of it; the scene; what
+    would be decided, and whether the job would start at once."""
     now = service.now()
 
-    def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
-        job = trial(core, spec, spec.declared or known, now)
+    def look(core: Scheduler) -> tuple[Job, Scene, Placement, bool]:
+        new = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec))
+        job = with_history(core.state, replace(new, estimate=estimate), now)
         scene = core.snapshot(now)
-        return *judge(core, job, scene), job, scene
+        return job, scene, *_judge(core, job, scene)
 
-    placement, starts, job, scene = await service.ask(look)
-    return scene, placement, starts, await run_in_threadpool(outlook_out, job, scene)
-
-
-def trial(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
-    """The job as if it were queued now, with what is known from earlier runs of it."""
-    job = Job(JobId(0), spec, Waiting(JobState.QUEUED), now, group=group(spec), estimate=estimate)
-    return with_history(core.state, job, now)
+    return await service.ask(look)
 
 
-def judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
-    """What would be decided if the job were queued now, and whether it would start at once.
-
-    Runs in the core's thread, and changes nothing there.
-    """
-    if reason := scene.blocker(job):
+def _judge(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
+    """Runs in the core's thread, and changes nothing there."""
+    if reason := scene.gate.blocker(job):
         return Placement(job.id, reasons=(reason,)), False
     if not job.spec.gpus:
         return Placement(job.id), True

@@ -19,15 +19,24 @@ from carmad.core.gpus import idling
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs import recurrence
 from carmad.core.jobs.attempt import SILENT, Cause, GpuId, JobId
-from carmad.core.jobs.findings import StageTimes, Usage
+from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.layout import Stage
-from carmad.core.jobs.spec import JobSpec, WarnSignal
+from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import indices, part
 from carmad.core.placing.decision import Placement, Reason
 from carmad.core.scene import Scene
 from carmad.options import PLAIN, JobOptions
+
+if TYPE_CHECKING:  # in JSON
+    Layout = dict[str, Any]
+    Profile = dict[str, Any]
+    StageTimes = dict[str, Any]
+    WarnSignal = dict[str, Any]
+else:
+    from carmad.core.jobs.findings import Profile, StageTimes
+    from carmad.core.jobs.layout import Layout
+    from carmad.core.jobs.spec import WarnSignal
 
 # Options that a job's answer has under their own names. The others are `gpus_wanted`, which has
 # `gpus` beside it, part of `memory`, and the path that became of `stderr`.
@@ -87,41 +96,6 @@ class NeedOut(TypedDict):
     firm: bool  # promised for the job's whole life: the owner's own word, or --gpu-mem auto
     notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
-
-
-class IndicatorOut(TypedDict):
-    name: str
-    mean: Annotated[float, Digits(4)]
-    variance: Annotated[float, Digits(6)]
-
-
-class ProfileOut(TypedDict):
-    """The job's load on each of its GPUs when it trains alone there."""
-
-    # That it was watched for; 0: it showed no kernel.
-    seconds: Annotated[float, Digits(1)]
-    peak_mib: int
-    indicators: list[IndicatorOut]
-    of: int | None  # the earlier job that it was taken from
-
-
-if TYPE_CHECKING:
-    StageOut = dict[str, Any]
-    StageTimesOut = dict[str, Any]
-    WarnOut = dict[str, Any]
-else:
-    StageOut = TypedDict("StageOut", get_type_hints(Stage))
-    StageTimesOut = TypedDict("StageTimesOut", get_type_hints(StageTimes))
-    WarnOut = TypedDict("WarnOut", get_type_hints(WarnSignal))
-    StageOut.__doc__, StageTimesOut.__doc__ = Stage.__doc__, StageTimes.__doc__
-    WarnOut.__doc__ = WarnSignal.__doc__
-
-
-class LayoutOut(TypedDict):
-    """How a job is spread over its GPUs."""
-
-    stages: list[StageOut]
-    allreduce: str  # ring, tree
 
 
 class PredictionOut(TypedDict):
@@ -218,11 +192,9 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     reason: Annotated[str | None, lambda it: it.jobs.reason(it.job)]
     # Of one that succeeded: after its deadline; below 0: before.
     late_s: Annotated[float | None, lambda it: _late_s(it.job)]
-    layout: LayoutOut | None
+    layout: Layout | None
     # As its owner, it or an earlier run has told.
-    stage_times: Annotated[
-        list[StageTimesOut], lambda it: it.job.stage_times or it.spec.stage_times
-    ]
+    stage_times: Annotated[list[StageTimes], lambda it: it.job.stage_times or it.spec.stage_times]
     wait_s: Annotated[float, lambda it: _wait_s(it.job, it.scene.now)]
     mode: str | None
     attempt: int
@@ -246,7 +218,7 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     # An estimate, or how its script stops, is to follow.
     estimating: Annotated[bool, lambda it: it.job.awaits_estimate]
     group: str  # the same for runs of the same job
-    profile: ProfileOut | None
+    profile: Profile | None
     # This attempt is alone until then.
     profiled_until: Annotated[
         str | None, lambda it: iso(it.job.profiling.until if it.job.profiling else None)
@@ -263,7 +235,7 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     stdout: Annotated[str, lambda it: it.log_paths[0]]
     stderr: Annotated[str, lambda it: it.log_paths[1]]
     after: list[AfterOut]
-    warn: WarnOut | None
+    warn: WarnSignal | None
     umask: Annotated[str, lambda it: f"{it.spec.umask:04o}"]  # octal
     energy_j: Annotated[float | None, lambda it: round(it.usage.energy_j, 3) or None]  # or unknown
     gpu_seconds: Annotated[float, lambda it: it.usage.gpu_seconds, Digits(3)]
@@ -350,7 +322,7 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state not in (JobState.QUEUED, JobState.SUSPENDED):
             return None
-        if held_up := self.scene.blocker(job):
+        if held_up := self.scene.gate.blocker(job):
             return f"({self._short(held_up)})"
         decision = self.scene.current(job.id)
         if decision is None:

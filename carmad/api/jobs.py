@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Query
 from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -24,14 +25,14 @@ from carmad.api.call import (
     Select,
     Word,
     answer,
-    disconnection,
+    resolve,
     resource,
 )
 from carmad.api.job import SLURM, JobOut, Jobs, JobsOut, MoveOut, attempts_out
 from carmad.api.outlook import StartsOut, outlook_out, start_out
 from carmad.api.reporting import receipt_of
-from carmad.api.requests import Body, ParamName, StepStagesIn
-from carmad.api.rows import Pieces, Row, fold_past, row_out
+from carmad.api.requests import Body, ParamName, StageTimesIn
+from carmad.api.rows import Pieces, Row, row_out
 from carmad.api.rows import count as count_jobs
 from carmad.api.rows import fold as fold_rows
 from carmad.api.why import WhyOut, why_out
@@ -68,7 +69,7 @@ class StepIn(Body):
     """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
 
     seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
-    stages: StepStagesIn | None = None
+    stages: StageTimesIn | None = None
 
 
 class MetricsIn(Body):
@@ -106,23 +107,21 @@ async def jobs(
     of the caller's that run in this Slurm job; administrators see everybody's."""
     wanted = parse_states(states)
     of_slurm = Allocation(SLURM, slurm_job) if slurm_job else None
+    past = since is not None or bool(wanted and wanted & ENDED)
     service = call.service
     scene = await service.scene()
-    found: Iterable[Job]
-    past = since is not None or bool(wanted and wanted & ENDED)
-    if select is not None:
-        async with service.listings:
-            found = await call.select(parse_selection(select), scene)
-    elif past:
-        async with service.listings:
-            search = past_search(call, user, wanted or ENDED, since)
-            old, _ = await past_jobs(call, search, limit)
-        # One that has ended since the scene was taken is in both.
-        found = {job.id: job for job in (*scene.live.rows.values(), *old)}.values()
-    else:
-        found = sorted(scene.live.rows.values(), key=lambda job: job.id)
 
     def write() -> bytes:
+        found: Iterable[Job] = scene.live.rows.values()
+        if select is not None:
+            found = resolve(service.store, call.peer, parse_selection(select), scene)
+        elif past:
+            search = past_search(call, user, wanted or ENDED, since)
+            old = may_see(call, service.store.search(search, limit=limit)[0])
+            # One that has ended since the scene was taken is in both.
+            found = {job.id: job for job in (*found, *old)}.values()
+        else:
+            found = sorted(found, key=lambda job: job.id)
         chosen = (
             job
             for job in found
@@ -182,36 +181,43 @@ async def history(
     the energy of all."""
     before_id = None if before is None else JobId(before)
     search = past_search(call, user, parse_states(states) or ENDED, since, until, text, before_id)
-    scene = await call.service.scene()
-    async with call.service.listings:
+    one = call.renderer(await call.service.scene())
+    read = partial(call.service.store.search, search, order, reverse, count=count)
+
+    def write() -> Response:
         if fold:
-            found, more = await past_rows(call, search, limit, order, reverse, first, count)
+            rows, more = _past_rows(call, one, read, limit, first)
         else:
-            jobs, more = await past_jobs(call, search, limit, order, reverse, first, count)
-            found = [[job] for job in jobs]
-        return await run_in_threadpool(_past, call, scene, found, more, attempts)
+            found, more = read(first=first, limit=limit)
+            rows = [[job] for job in may_see(call, found)]
+        return _past(one, rows, more, attempts)
+
+    return await call.service.render(write)
 
 
 @router.get("/failures", responses={200: {"model": JobsOut}})
 async def failures(call: Caller, limit: Limit = 20) -> Response:
     """The jobs that failed last, of everybody: other users' in outline, with their ends."""
-    scene = await call.service.scene()
-    search = Search(states=FAILURES)
-    async with call.service.listings:
-        found, more = await run_in_threadpool(
-            call.service.store.search, search, "ended", limit=limit
-        )
-        rows = [[job] for job in found]
-        return await run_in_threadpool(_past, call, scene, rows, more, False)
+    one, store = call.renderer(await call.service.scene()), call.service.store
+
+    def write() -> Response:
+        found, more = store.search(Search(states=FAILURES), "ended", limit=limit)
+        return _past(one, [[job] for job in found], more)
+
+    return await call.service.render(write)
 
 
-def _past(call: Call, scene: Scene, rows: Sequence[Row], more: int, attempts: bool) -> Response:
-    one = call.renderer(scene)
+def _past(one: Jobs, rows: Sequence[Row], more: int, attempts: bool = False) -> Response:
     out: JobsOut = {"schema": SCHEMA, "jobs": [row_out(row, one) for row in rows], "more": more}
     if attempts:
         for row, listed in zip(rows, out["jobs"], strict=True):
             listed["attempts"] = attempts_out(row[0])
     return answer(out)
+
+
+def may_see(call: Call, jobs: Iterable[Job]) -> list[Job]:
+    """Of a search, those that the caller may see: a name may have belonged to another account."""
+    return [job for job in jobs if call.may_touch(job)]
 
 
 def past_search(
@@ -238,42 +244,19 @@ def past_search(
     )
 
 
-async def past_jobs(
-    call: Call,
-    search: Search,
-    limit: int,
-    order: Order = "submitted",
-    reverse: bool = False,
-    first: int = 0,
-    count: bool = False,
-) -> tuple[list[Job], int]:
-    """As `Reader.search`, those that the caller may see: a name may have belonged to another
-    account."""
-    store = call.service.store
-    found, more = await run_in_threadpool(store.search, search, order, reverse, first, limit, count)
-    return [job for job in found if call.may_touch(job)], more
-
-
-async def past_rows(
-    call: Call,
-    search: Search,
-    limit: int,
-    order: Order,
-    reverse: bool,
-    first: int,
-    count: bool,
+def _past_rows(
+    call: Call, one: Jobs, read: Callable[..., tuple[list[Job], int]], limit: int, first: int
 ) -> tuple[list[Row], int]:
-    """Like `past_jobs`, folded: as many rows as `limit` says, if not too many jobs are in them."""
+    """As many rows as `limit` says, if not too many jobs are in them, and how many jobs follow.
+    `read`: what finds the jobs."""
     found: list[Job] = []
     rows: list[Row] = []
     more = 1
     while more and len(rows) <= limit and len(found) < MOST_FOLDED:
-        after, part = first + len(found), max(limit, PART) if found else 2 * limit
-        others, more = await run_in_threadpool(
-            call.service.store.search, search, order, reverse, after, part, count
-        )
+        part = max(limit, PART) if found else 2 * limit
+        others, more = read(first=first + len(found), limit=part)
         found += others
-        rows = fold_past(job for job in found if call.may_touch(job))
+        rows = fold_rows(may_see(call, found), one)
     return rows[:limit], more + sum(map(count_jobs, rows[limit:]))
 
 
@@ -311,7 +294,6 @@ def _explanation(call: Call, job: Job, scene: Scene) -> Response:
     past = call.service.store.decisions(job.id, PAST_DECISIONS)
     out = why_out(job, scene, past, call.renderer(scene))
     out["job"]["outlook"] = outlook_out(job, scene)
-    out["start"] = start_out(job, scene)
     return answer(out)
 
 
@@ -404,33 +386,27 @@ async def curves(call: Caller, label: Label) -> Response:
 
 @router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})
 async def wait(
-    request: Request,
     call: Caller,
     label: Label,
-    timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
+    timeout_s: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False)] = 30.0,
     start: bool = False,
 ) -> Response:
     """The job once it has ended, or in its current state when the timeout has passed. `start`: also
     once it has GPUs. Of an array, once that holds for each task: the first that failed, or else the
     last; before, a task that is awaited."""
-    clock = asyncio.get_running_loop().time
-    moments = call.service.starts if start else call.service.endings
-    until, patient = clock() + timeout_s, True
+    clock, service = asyncio.get_running_loop().time, call.service
+    until = clock() + timeout_s
     while True:
         tasks, scene = await call.own_tasks(label)
         job = _telling(tasks, start)
-        if not (patient and _is_to_come(job, start)):
+        left_s = until - clock()
+        if left_s <= 0 or service.stopping or not _is_to_come(job, start):
             return answer(call.renderer(scene)(job))
-        come = moments.expect(job.id)
-        try:
-            if await call.service.ask(partial(_is_live_to_come, job.id, start)):
+        with service.events.of_job(job.id) as news:
+            if await service.ask(partial(_is_live_to_come, job.id, start)):
                 async with call.turn.rest():
-                    await _wait_for(request, come, until - clock())
-                patient = come.is_set()
-        finally:
-            moments.forget(job.id, come)
-        if call.service.stopping:
-            return answer(call.renderer(scene)(job))
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(news.wait(), left_s)
 
 
 def _telling(tasks: Sequence[Job], start: bool) -> Job:
@@ -454,13 +430,3 @@ def _is_live_to_come(id: JobId, start: bool, core: Scheduler) -> bool:
 
 def _is_to_come(job: Job, start: bool) -> bool:
     return not (job.ended or (start and job.holds_gpus))
-
-
-async def _wait_for(request: Request, come: asyncio.Event, timeout_s: float) -> None:
-    """Wait until the job has come so far, the timeout has passed, or the client has gone."""
-    waits = {asyncio.ensure_future(come.wait()), asyncio.ensure_future(disconnection(request))}
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for waiting in waits:
-            waiting.cancel()

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Path
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Before, Call, Caller, Limit, Moment, Word, answer, resource
-from carmad.api.jobs import past_jobs, past_search
+from carmad.api.jobs import may_see, past_search
 from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.states import ENDED
-from carmad.http.problems import Conflict, NotFound
-from carmad.learning.models import Additive, Model, Shape, Tree
+from carmad.http.problems import Conflict
+from carmad.learning.models import Model
 from carmad.learning.trained import load_shipped, missing_packages
 from carmad.store.values import table_row
 from carmad.threads import run_in_threadpool
 
 router = resource()
-
-Name = Annotated[str, Path(description="of the model", max_length=128)]
 
 DIGITS = 6  # significant ones
 
@@ -54,26 +51,6 @@ class ModelsOut(TypedDict):
     training: TrainingOut
 
 
-class BinOut(TypedDict):
-    label: str
-    score: float
-
-
-class CurveOut(TypedDict):
-    """What each bin of one feature adds to the prediction."""
-
-    feature: str
-    bins: list[BinOut]
-
-
-class ModelDetailOut(TypedDict):
-    schema: int
-    model: ModelOut
-    tree: str | None  # a decision tree, a condition or class a line
-    curves: list[CurveOut]  # of an additive model; for users, without other people's names
-    link: str | None  # log: scores add up to the logarithm
-
-
 class PastOut(TypedDict):
     """Rows of the table that models are trained on; see `carma history --table`."""
 
@@ -92,15 +69,6 @@ async def models(call: Caller) -> Response:
         "training": training,
     }
     return answer(out)
-
-
-@router.get("/models/{name}", responses={200: {"model": ModelDetailOut}})
-async def model(call: Caller, name: Name) -> Response:
-    """One model, with everything needed to draw it."""
-    found = (await _models(call)).get(name)
-    if found is None:
-        raise NotFound(f"there is no model {name!r:.80}", "See `carma doctor --models`.")
-    return answer(detail_out(name, found, call.peer.admin))
 
 
 @router.post("/models/train", status_code=202, responses={202: {"model": TrainingOut}})
@@ -126,14 +94,13 @@ async def past(
     own, or for administrators everyone's. `before`: only those with a smaller id."""
     before_id = None if before is None else JobId(before)
     search = past_search(call, user, ENDED, since, until, before=before_id)
-    async with call.service.listings:
-        found, _ = await past_jobs(call, search, limit)
 
-        def render() -> Response:
-            out: PastOut = {"schema": SCHEMA, "rows": [dict(table_row(job)) for job in found]}
-            return answer(out)
+    def write() -> Response:
+        found = may_see(call, call.service.store.search(search, limit=limit)[0])
+        out: PastOut = {"schema": SCHEMA, "rows": [dict(table_row(job)) for job in found]}
+        return answer(out)
 
-        return await run_in_threadpool(render)
+    return await call.service.render(write)
 
 
 async def _models(call: Call) -> Mapping[str, Model]:
@@ -161,23 +128,6 @@ def model_out(name: str, model: Model) -> ModelOut:
         errors={what: _short(error) for what, error in model.errors},
         importance={feature: _short(share) for feature, share in model.importance()},
     )
-
-
-def detail_out(name: str, model: Model, see_all: bool) -> ModelDetailOut:
-    """`see_all`: an admin, who may see the names of users and of their jobs."""
-    shapes = model.shapes if isinstance(model, Additive) else ()
-    return {
-        "schema": SCHEMA,
-        "model": model_out(name, model),
-        "tree": model.text() if isinstance(model, Tree) else None,
-        "curves": [_curve(shape) for shape in shapes if see_all or not shape.bins.categories],
-        "link": model.link if isinstance(model, Additive) else None,
-    }
-
-
-def _curve(shape: Shape) -> CurveOut:
-    bins: list[BinOut] = [{"label": label, "score": _short(score)} for label, score in shape.rows()]
-    return {"feature": shape.name, "bins": bins}
 
 
 def _short(value: float) -> float:

@@ -76,7 +76,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
 
 
 def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
-    now, blocked_by = scene.now, scene.blocker(job)
+    now, blocked_by = scene.now, scene.gate.blocker(job)
     if deadline_at <= now:
         return f"its deadline was {duration(now - deadline_at)} ago"
     if job.held:
@@ -106,7 +106,7 @@ def start_out(job: Job, scene: Scene) -> StartOut | None:
     if job.state not in (JobState.QUEUED, JobState.SUSPENDED):
         return None
     found = foresee(scene).get(job.id)
-    blocked_by = scene.blocker(job)
+    blocked_by = scene.gate.blocker(job)
     if blocked_by and blocked_by.code in PREVENTED:
         unknown = phrase(blocked_by)
     elif found is None:

@@ -15,7 +15,7 @@ from carmad import registry
 from carmad.api.wire import pick, stamp, with_labels
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.idling import SAID_AFTER_S
-from carmad.core.jobs.attempt import GpuId
+from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Estimate
 from carmad.core.placing.decision import Decision, Placement, Reason
 from carmad.core.placing.view import View
@@ -24,6 +24,8 @@ from carmad.readable import duration, gib
 from carmad.words import Wording, clock, detail, first_few
 
 log = logging.getLogger(__name__)
+
+NONE = Placement(JobId(0))
 
 
 class GpuRefOut(TypedDict):
@@ -47,8 +49,8 @@ class VerdictOut(TypedDict):
 
 
 class DecisionOut(TypedDict):
-    policy: str
-    decided_at: str
+    policy: str | None  # null: none was made
+    decided_at: str | None
     chosen: list[str]
     verdicts: list[VerdictOut]
     reasons: list[ReasonOut]
@@ -72,11 +74,11 @@ def verdicts_out(placement: Placement, scene: Scene) -> list[VerdictOut]:
     ]
 
 
-def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
-    placement = decision.placement
+def decision_out(decision: Decision | None, scene: Scene) -> DecisionOut:
+    placement = decision.placement if decision else NONE
     return {
-        "policy": decision.policy,
-        "decided_at": stamp(decision.at),
+        "policy": decision.policy if decision else None,
+        "decided_at": stamp(decision.at) if decision else None,
         "chosen": list(placement.gpus),
         "verdicts": verdicts_out(placement, scene),
         "reasons": [reason_out(reason, scene) for reason in placement.reasons],

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from carmad.api.call import Call
 from carmad.api.requests import Awaited, Submission, SubmitIn
-from carmad.api.service import Service
-from carmad.api.tally import Tally
 from carmad.config import Host
 from carmad.core.gpus.gpu import Gpu, filter_gpus, parse_choice
 from carmad.core.gpus.sharing import label
@@ -37,17 +35,13 @@ CHOOSING = frozenset(("memory_mib", "constraint", "on", "not_on"))  # which GPUs
 OF_GPUS = (*sorted(CHOOSING), "exclusive", "watch_stages", "urgent")  # no meaning without GPUs
 
 
-class NoRoom(Conflict):
-    """The queue has too many of the user's jobs, as far as the tally knows."""
-
-
 def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     """Raises the CarmaError of the first check that fails. `jobs`: those that would be stored: a
     dry run and an estimate need no room. An estimate may be asked for while it runs.
 
     Until the caller's next `await`, no other request can use up the quota.
     """
-    peer, spec, tally, settings = call.peer, asked.spec, call.service.tally, call.service.settings
+    peer, spec, scene, settings = call.peer, asked.spec, asked.scene, call.service.settings
     may_submit(call)
     may_be_nice(peer, asked.body.nice)  # not the spec's: a check of submissions may give more
     fits_the_kernel(asked.body)
@@ -59,24 +53,13 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     may_wait_for(peer, asked.awaited)
     array = asked.body.array
     few_waits(len(array.indices) if array else 1, len(spec.after))
-    if asked.scene:
-        if spec.urgent:
-            within_the_budget(peer, asked.scene)
-        if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
-            is_alone(spec, asked.scene)
-    if not tally.unread:
-        fits_the_server(spec, tally.gpus)
-    within_the_quota(call, jobs, spec.gpus)
-
-
-async def once_settled(service: Service, check: Callable[[], None]) -> None:
-    """`check()`, twice if there is no room: steps that freed quota may not have reached the tally
-    yet; once the core has answered, they have."""
-    try:
-        check()
-    except NoRoom:
-        await service.ask(lambda core: None)
-        check()
+    if spec.urgent:
+        within_the_budget(peer, scene)
+    if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
+        is_alone(spec, scene)
+    if not scene.unread:
+        fits_the_server(spec, tuple(scene.gpus.values()))
+    within_the_quota(call, jobs, scene, spec.gpus)
 
 
 def may_submit(call: Call) -> None:
@@ -271,11 +254,11 @@ def is_alone(spec: JobSpec, scene: Scene) -> None:
             )
 
 
-def within_the_quota(call: Call, jobs: Sequence[JobSpec], gpus: int = 0) -> None:
+def within_the_quota(call: Call, jobs: Sequence[JobSpec], scene: Scene, gpus: int = 0) -> None:
     """`jobs`: that are to wait. `gpus`: that each of them would hold."""
     owner, tally, settings = call.peer.owner, call.service.tally, call.service.settings.limits
-    limit, most_mib = limit_of(owner, tally.limits, settings), settings.queued_mib_per_user
-    groups = [tally.limits[name] for it in call.peer.groups if (name := f"@{it}") in tally.limits]
+    limit, most_mib = limit_of(owner, scene.limits, settings), settings.queued_mib_per_user
+    groups = [scene.limits[name] for it in call.peer.groups if (name := f"@{it}") in scene.limits]
     for each in (limit, *groups):
         if each.gpus is not None and gpus > each.gpus:
             raise CarmaError(
@@ -284,27 +267,21 @@ def within_the_quota(call: Call, jobs: Sequence[JobSpec], gpus: int = 0) -> None
             )
     if not jobs:
         return
-    new = Tally.alone(jobs)
-    if new.bytes > most_mib << 20:
-        raise TooLarge(
-            f"the commands, environments and scripts of {new.jobs} jobs come to"
-            f" {_mib(new.bytes)} MiB, and at most {most_mib} MiB may wait",
-            "Submit fewer at once, or put long arguments into a file and pass its name.",
-        )
     waiting, then = tally.waiting(owner), tally.waiting(owner, jobs)
     if limit.jobs is not None and then.jobs > limit.jobs:
-        raise NoRoom(
+        raise Conflict(
             f"you have {waiting.jobs} jobs waiting, and at most {limit.jobs} are"
-            f" allowed: there is no room for {new.jobs} more",
+            f" allowed: there is no room for {then.jobs - waiting.jobs} more",
             "Try again once some have started.",
         )
     if then.bytes > most_mib << 20:
-        raise NoRoom(
+        raise Conflict(
             f"the commands, environments and scripts of your waiting jobs come to"
             f" {_mib(waiting.bytes)} MiB, and at most {most_mib} MiB are allowed:"
-            f" there is no room for {_mib(new.bytes)} MiB more",
-            "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
-            " share one environment, and those of the same job script one copy of it.",
+            f" there is no room for {_mib(then.bytes - waiting.bytes)} MiB more",
+            "Submit fewer at once, or put long arguments into a file and pass its name. Jobs from"
+            " the same shell, and the tasks of an array, share one environment, and those of the"
+            " same job script one copy of it.",
         )
 
 

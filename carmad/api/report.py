@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -27,19 +27,14 @@ IDLE = 0.05  # SM activity below which a GPU is hardly used
 IDLE_HOURS = 1.0  # GPU-hours that a job must have held to be listed as idle
 MEASURED = 0.5  # of a job's GPU time, for its activity to count
 
+if TYPE_CHECKING:
+    Slowdown = dict[str, Any]  # in JSON
+else:
+    from carmad.core.gpus.slowdown import Slowdown
+
 Rounded = Annotated[float, Digits(4)]
 Why = Callable[[Seen], str]  # the main reason why a job waited
 Gpus = Mapping[GpuId, Gpu]
-
-
-class SlowdownOut(TypedDict):
-    """How many times as long a job's work took beside others as alone."""
-
-    ratio: Rounded  # at least 1
-    low: Rounded  # the ratio is from here to `high`, as far as the source can tell
-    high: Rounded
-    source: str  # steps, runs, simulation
-    known_from: int  # neighbours measured, or runs alone
 
 
 class ReceiptOut(TypedDict):
@@ -52,7 +47,7 @@ class ReceiptOut(TypedDict):
     share_gpu_hours: Annotated[Rounded, lambda it: it.share]
     neighbours: Annotated[int, lambda it: len(it.neighbours)]
     beside: Annotated[list[int], lambda it: sorted(it.neighbours)]  # the ids of these
-    slowdown: SlowdownOut | None  # null: it did not share, or nothing is known
+    slowdown: Slowdown | None  # null: it did not share, or nothing is known
     alone_gpu_hours: Annotated[Rounded | None, lambda it: it.alone]  # that its work would have held
     saved_gpu_hours: Annotated[Rounded | None, lambda it: it.saving]  # alone - share
 
@@ -152,6 +147,9 @@ class Period:
     since: float
     until: float  # no later than `now`
     now: float
+
+    def has(self, at: float | None) -> bool:
+        return at is not None and self.since <= at < self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +301,12 @@ def _estimates(jobs: Iterable[Seen], period: Period) -> Iterator[EstimateReportO
     found: dict[str, list[float]] = defaultdict(list)
     for job in jobs:
         said, peak = job.estimate, job.usage.peak_mib
-        if job.state is JobState.SUCCEEDED and said and peak and _ends_in(job, period):
+        if (
+            job.state is JobState.SUCCEEDED
+            and said
+            and peak
+            and (job.attempts and period.has(job.attempts[-1].ended_at))
+        ):
             found[said.source].append(said.mib / peak)
     for source, ratios in sorted(found.items(), key=lambda its: (-len(its[1]), its[0])):
         under = sum(ratio < 1 for ratio in ratios) / len(ratios)
@@ -315,19 +318,11 @@ def _estimates(jobs: Iterable[Seen], period: Period) -> Iterator[EstimateReportO
         }
 
 
-def _ends_in(job: Seen, period: Period) -> bool:
-    ended_at = job.attempts[-1].ended_at if job.attempts else None
-    return ended_at is not None and period.since <= ended_at < period.until
-
-
 def _ooms(jobs: Iterable[Seen], period: Period) -> OomReportOut:
     found: OomReportOut = {"crashes": 0, "jobs": 0, "saved": 0, "waiting": 0}
     for job in jobs:
         crashes = sum(
-            each.exit is not None
-            and each.exit.cause is Cause.GPU_OOM
-            and each.ended_at is not None
-            and period.since <= each.ended_at < period.until
+            each.exit is not None and each.exit.cause is Cause.GPU_OOM and period.has(each.ended_at)
             for each in job.attempts
         )
         if crashes:

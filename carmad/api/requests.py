@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_t
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
-    WithJsonSchema,
     create_model,
     model_validator,
 )
 
-from carmad.api.wire import moment
+from carmad.api.wire import Time
 from carmad.attempt.environment import excluded, scrub
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import label
@@ -77,12 +75,6 @@ NO_ID = JobId(0)
 Awaited = tuple[str, AfterKind, Sequence[Job]]
 
 
-def _unix(text: object) -> float:
-    if not isinstance(text, str):
-        raise ValueError("a time is text, such as 2026-11-20T23:12:00Z")
-    return moment(text).timestamp()
-
-
 def _unique(indices: list[int]) -> list[int]:
     if len(set(indices)) != len(indices):
         raise ValueError("an index is there twice")
@@ -93,11 +85,6 @@ def _catchable(signum: int) -> int:
     if signum in (9, 19):
         raise ValueError("SIGKILL and SIGSTOP cannot be a warning")
     return signum
-
-
-Time = Annotated[
-    float, BeforeValidator(_unix), WithJsonSchema({"type": "string", "format": "date-time"})
-]
 
 
 class Body(BaseModel):
@@ -142,7 +129,7 @@ class ArrayIn(Body):
         return self
 
 
-def _of(value: type, without: str = "") -> Any:
+def _of(value: type) -> Any:
     """The request's form of a dataclass of the core: the same fields, within limits."""
     shape: dict[str, Any] = {}
     for name, kind in get_type_hints(value).items():
@@ -150,7 +137,6 @@ def _of(value: type, without: str = "") -> Any:
         limited = next((at for end, at in OF_FIELD.items() if name.endswith(end)), other)
         default = value.__dataclass_fields__[name].default  # type: ignore[attr-defined]
         shape[name] = limited, ... if default is MISSING else default
-    shape.pop(without, None)
     return create_model(f"{value.__name__}In", __base__=Body, __doc__=value.__doc__, **shape)
 
 
@@ -158,14 +144,11 @@ if TYPE_CHECKING:
 
     class StageIn(Body): ...
 
-    class StepStagesIn(Body): ...
-
     class StageTimesIn(Body):
         gpu: str
 
 else:
     StageIn, StageTimesIn = _of(Stage), _of(StageTimes)
-    StepStagesIn = _of(StageTimes, without="gpu")
 
 
 class LayoutIn(Body):
@@ -209,14 +192,8 @@ class JobIn(Body):
     dry_run: bool = False
 
 
-def option_fields(names: Iterable[str]) -> dict[str, Any]:
-    """The type of each of these options in a request, and its default."""
-    stored = get_type_hints(JobOptions)
-    return {name: _field(PLAIN[name], stored[name]) for name in names}
-
-
 def _field(option: Option, stored: Any) -> Any:
-    """`stored` is its type in `JobSpec`."""
+    """Its type in a request, and its default. `stored` is its type in `JobSpec`."""
     kind = get_args(stored)[0] if option.default is None else stored
     if option.name.endswith("_at"):
         kind = Time
@@ -236,7 +213,7 @@ else:
         __base__=JobIn,
         __doc__=JobIn.__doc__,
         __module__=__name__,
-        **option_fields(PLAIN),
+        **{name: _field(PLAIN[name], kind) for name, kind in get_type_hints(JobOptions).items()},
     )
 
 
@@ -362,4 +339,4 @@ class Submission:
     spec: JobSpec  # of the job, or of any task of the array
     tasks: Sequence[ArrayTask | None]  # without the array's id; None: it is no array
     awaited: Sequence[Awaited]
-    scene: Scene | None  # None: it does not depend on other jobs
+    scene: Scene

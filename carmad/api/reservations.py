@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 from carmad.api.call import Call, Caller, answer, resource
 from carmad.api.fairness import booking_hours
 from carmad.api.gpus import is_named
-from carmad.api.requests import Body, Time, User
-from carmad.api.wire import SCHEMA, pick, stamp
+from carmad.api.requests import Body, User
+from carmad.api.wire import SCHEMA, Time, pick, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.gpuview import GpuView
 from carmad.core.gpus.sharing import label
@@ -132,7 +132,7 @@ async def _reservations_answer(call: Call, only: int | None = None) -> Response:
 
 
 def _booking_out(subject: Subject, scene: Scene) -> BookingOut:
-    limit, booked = scene.quotas.of(subject), booking_hours(subject, scene)
+    limit, booked = scene.gate.quotas.of(subject), booking_hours(subject, scene)
     hours = limit.booking or 0.0
     return pick(BookingOut, limit, gpu_hours=hours, gpu_hours_booked=round(booked, 4))
 
@@ -173,7 +173,7 @@ def reservation(
     id = max((each.id for each in scene.reservations), default=0) + 1
     starts = _weekly(body.starts_at) if body.weekly else (body.starts_at,)
     whose = (peer.owner,) if body.book else users
-    charged = tuple(scene.quotas.of(one).subject for one in subjects)
+    charged = tuple(scene.gate.quotas.of(one).subject for one in subjects)
     wish = Reservation(
         id,
         gpus=(),
@@ -197,7 +197,7 @@ def _subjects(peer: Peer, scene: Scene) -> tuple[Subject, ...]:
     groups = (f"@{group}" for group in peer.groups)
     limited = (group for group in groups if group in scene.limits)
     subjects: tuple[Subject, ...] = (peer.owner, *limited)
-    return tuple(one for one in subjects if scene.quotas.of(one).booking is not None)
+    return tuple(one for one in subjects if scene.gate.quotas.of(one).booking is not None)
 
 
 def _require_modesty(

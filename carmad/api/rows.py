@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import islice
 from math import fsum
 
 from starlette.responses import StreamingResponse
 
 from carmad.api.job import JobOut, Jobs
-from carmad.api.tally import weight
 from carmad.api.wire import state_code
 from carmad.core.gpus.sharing import label
-from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
-from carmad.core.jobs.spec import Owner
-from carmad.core.jobs.states import ENDED
 from carmad.core.jobs.tasks import gapless
-from carmad.core.messages import Step
 from carmad.core.scene import Scene
-from carmad.edge import Follower
-from carmad.store.sql import SqlStore
 
 FIRST_ROWS = 50  # of the line, for everybody
 OWN_ROWS = 50  # and so many of one's own that stand behind these
@@ -32,34 +23,20 @@ Row = Sequence[Job]  # jobs of one array, or a single one, which may stand for s
 
 PIECE = 64 << 10  # bytes
 
-RECENT_S = 600.0
-MOST = 20  # jobs of a user, and of all users for those who may see them
-MOST_BYTES = 256 << 10  # likewise, of their commands
-READ = 2000  # of those that ended before this daemon started
-
 
 def fold(jobs: Iterable[Job], one: Jobs) -> list[Row]:
-    """A row for each job, but one for all tasks of an array that wait for the same reason: it
-    stands where the first of them would."""
+    """A row for each job, but one for all tasks of an array that wait for the same reason, or that
+    ended alike: it stands where the first of them would."""
     rows: dict[object, list[Job]] = {}
     for job in jobs:
         array = job.spec.array
-        if array is None or job.holds_gpus or job.ended:
-            rows[job.id] = [job]
+        if array is None or job.holds_gpus:
+            alike: object = job.id
+        elif job.ended:
+            exit = job.exit
+            alike = array.array, job.state, exit and (exit.cause, exit.code, exit.signal)
         else:
             alike = array.array, state_code(job), one.reason(job)
-            rows.setdefault(alike, []).append(job)
-    return list(rows.values())
-
-
-def fold_past(jobs: Iterable[Job]) -> list[Row]:
-    """Of jobs that have ended, a row for each, but one for all tasks of an array that ended alike:
-    it stands where the first of them would."""
-    rows: dict[object, list[Job]] = {}
-    for job in jobs:
-        array, exit = job.spec.array, job.exit
-        how = exit and (exit.cause, exit.code, exit.signal)
-        alike = (array.array, job.state, how) if array else job.id
         rows.setdefault(alike, []).append(job)
     return list(rows.values())
 
@@ -138,54 +115,3 @@ class Pieces(StreamingResponse):
 async def _cut(body: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(body), PIECE):
         yield body[at : at + PIECE]
-
-
-class Recent(Follower):
-    """Jobs that ended a moment ago, in memory, so that a request for the status does not wait for
-    the disk."""
-
-    def __init__(self, store: SqlStore) -> None:
-        self._store = store
-        self._begun = False
-        # By user, None: of all users; the last to end is last.
-        self._of: dict[Owner | None, OrderedDict[JobId, Job]] = {}
-        self._lock = threading.Lock()
-
-    def on_commit(self, step: Step) -> None:
-        with self._lock:
-            self._add(step.jobs)
-
-    def latest(self, owner: Owner | None, now: float) -> list[Job]:
-        """The user's, or everybody's, in order of their ids. The first time, it reads those that
-        ended before the daemon started."""
-        since = now - RECENT_S
-        if not self._begun:
-            earlier = self._store.history(since=since, states=ENDED, limit=READ)
-            with self._lock:
-                self._begin(earlier)
-        with self._lock:
-            known = tuple(self._of[owner].values()) if owner in self._of else ()
-        return sorted((job for job in known if _end(job) >= since), key=lambda job: job.id)
-
-    def _begin(self, earlier: Iterable[Job]) -> None:
-        if not self._begun:
-            self._begun = True
-            later = chain.from_iterable(jobs.values() for jobs in self._of.values())
-            self._add(sorted({job.id: job for job in (*earlier, *later)}.values(), key=_end))
-
-    def _add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            for owner in (job.spec.owner, None) if job.ended else ():
-                known = self._of.setdefault(owner, OrderedDict())
-                known[job.id] = job
-                known.move_to_end(job.id)
-                while len(known) > MOST or (len(known) > 1 and _bytes(known) > MOST_BYTES):
-                    known.popitem(last=False)
-
-
-def _bytes(jobs: Mapping[JobId, Job]) -> int:
-    return sum(weight(job.spec) for job in jobs.values())
-
-
-def _end(job: Job) -> float:
-    return job.ended_at or 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
@@ -33,10 +33,13 @@ from carmad.errors import CarmaError
 from carmad.http.problems import Forbidden
 from carmad.installed import VERSION
 from carmad.metrics import declared, figures
+from carmad.store.queries import Search
 from carmad.store.values import Totals
 from carmad.threads import run_in_threadpool
 
 router = resource()
+
+RECENT_S, MOST_RECENT = 600.0, 20  # which ended jobs a status has
 
 
 class DaemonOut(TypedDict):
@@ -149,7 +152,7 @@ class ConfigOut(TypedDict):
     settings: dict[str, Any]
     path: str | None
     toml: str | None
-    waiting: NotRequired[list[str]]  # what only a restart changes; none: the file is broken
+    waiting: list[str] | None  # what only a restart changes; null: the file is broken
 
 
 class ConfigIn(Body):
@@ -183,8 +186,9 @@ def _status(call: Call, scene: Scene) -> Response:
     one = call.renderer(scene)
     waits, more = visible_rows(peer.owner, waiting(scene, one))
     rows: list[Row] = [*([job] for job in scene.running), *waits]
-    recent = service.recent.latest(None if peer.admin else peer.owner, scene.now)
-    ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
+    search = Search(None if peer.admin else peer.owner, since=scene.now - RECENT_S)
+    recent, _ = service.store.search(search, "ended", limit=MOST_RECENT)
+    rows += [[job] for job in sorted(recent, key=lambda job: job.id) if job.id not in scene.live]
     out: StatusOut = {
         "schema": SCHEMA,
         "server": {
@@ -197,7 +201,7 @@ def _status(call: Call, scene: Scene) -> Response:
         "more": more,
         "counts": _counts(scene.live.rows.values()),
         "me": pick(MeOut, peer),
-        "jobs": [row_out(row, one) for row in (*rows, *([job] for job in ended))],
+        "jobs": [row_out(row, one) for row in rows],
     }
     return answer(out)
 
@@ -309,9 +313,8 @@ async def config(call: Caller) -> Response:
         "settings": as_tree(service.settings),
         "path": service.config_path,
         "toml": service.config_toml,
+        "waiting": changes,
     }
-    if changes is not None:
-        out["waiting"] = changes
     return answer(out)
 
 

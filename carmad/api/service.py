@@ -12,15 +12,12 @@ from typing import Protocol, TypeVar
 
 from carmad.api.checks import CheckOut
 from carmad.api.events import Events
-from carmad.api.rows import Recent
 from carmad.api.tally import Tally
 from carmad.attempt.callers import Process, Taken
 from carmad.attempt.environment import CPU, MEMORY
 from carmad.config import Settings
-from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec, Owner
-from carmad.core.jobs.tasks import among
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
 from carmad.core.scene import Scene
@@ -43,47 +40,6 @@ T = TypeVar("T")
 
 ANSWER_WITHIN_S = 30.0
 FRESH_S = 1.0  # the maximum age of a scene if there was no step since
-
-
-class Moments:
-    """Lets requests wait until jobs have come so far, without a thread for each."""
-
-    def __init__(self, come: Callable[[Job], bool]) -> None:
-        self._come = come
-        self._waiters: dict[JobId, set[asyncio.Event]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def note(self, step: Step) -> None:
-        """Called in the core's thread. Waiters register before asking the core about their job."""
-        waiters = self._waiters.copy()  # requests come and go meanwhile, in the loop's thread
-        come = (job for job in step.jobs if self._come(job)) if waiters else ()
-        self._call([id for job in come for id in among(job.ids, waiters)])
-
-    def release(self) -> None:
-        """Called when the daemon stops, in any thread: all waiters get the current state."""
-        self._call(list(self._waiters))
-
-    def expect(self, job: JobId) -> asyncio.Event:
-        self._loop = asyncio.get_running_loop()
-        event = asyncio.Event()
-        self._waiters.setdefault(job, set()).add(event)
-        return event
-
-    def forget(self, job: JobId, event: asyncio.Event) -> None:
-        waiters = self._waiters.get(job, set())
-        waiters.discard(event)
-        if not waiters:
-            self._waiters.pop(job, None)
-
-    def _call(self, jobs: list[JobId]) -> None:
-        loop = self._loop
-        if jobs and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._wake, jobs)
-
-    def _wake(self, jobs: list[JobId]) -> None:
-        for job in jobs:
-            for event in self._waiters.get(job, ()):
-                event.set()
 
 
 class Terminals(Protocol):
@@ -131,12 +87,7 @@ class Service(Follower):
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     counts: Counts = field(default_factory=Counts)  # a follower of its own
-    endings: Moments = field(default_factory=lambda: Moments(lambda job: job.ended))
-    starts: Moments = field(
-        default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
-    )
     events: Events = field(init=False)
-    recent: Recent = field(init=False)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     # Estimates: at a time, of them with more time for a script than usual, and of each user.
@@ -156,24 +107,18 @@ class Service(Follower):
 
     def __post_init__(self) -> None:
         self.events = Events(str(int(self.started_at * 1000)), self.settings.monitor.external_mib)
-        self.recent = Recent(self.store)
         self.events.listeners.append(self.counts)
 
     def on_commit(self, step: Step) -> None:
         self._scene = None
-        self.recent.on_commit(step)
         self.tally.note(step)
         self.experience.on_commit(step)
-        self.endings.note(step)
         self.events.on_commit(step)
-        self.starts.note(step)
 
     def stop(self) -> None:
         """Called in any thread: answers waiters, since the core will not answer any more."""
         self.stopping = True
-        self.endings.release()
         self.events.wake()
-        self.starts.release()
 
     def now(self) -> float:
         return self.inbox.clock()
@@ -196,6 +141,7 @@ class Service(Follower):
 
     def _capture(self, core: Scheduler) -> Scene:
         """Called in the core's thread: captured once for simultaneous requests."""
+        self.tally.begin(core)
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
             self._scene = core.snapshot(now)
@@ -210,11 +156,6 @@ class Service(Follower):
         """`make()` in a thread, only a few at a time."""
         async with self.listings:
             return await run_in_threadpool(make)
-
-    async def ready(self) -> None:
-        """Make sure that the tally has been started."""
-        if not self.tally.begun:
-            await self.ask(self.tally.begin)
 
 
 async def _wait_for(future: Future[T], hint: str) -> T:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Annotated
 
 from fastapi import Header
 from starlette.responses import Response, StreamingResponse
 
 from carmad.api.call import Call, Caller, Moment, Select, Word, resource
-from carmad.api.events import Entry, EventOut, Events, sse
+from carmad.api.events import EventOut, Events, event_out, sse
 from carmad.api.wire import parse_selection, stamp
 from carmad.core.happenings import Happening, Kind
 from carmad.core.jobs.job import Job
@@ -95,7 +95,6 @@ async def _stream(
     with known.stream(call.turn.share.user) as news:
         async with call.turn.rest():
             yield sse(_mark(known, place, call, "watching"))
-            sign_of_life = b""
             while not service.stopping:
                 news.clear()
                 begin, found = known.read(place, AT_ONCE)
@@ -105,12 +104,10 @@ async def _stream(
                     if wanted is not None:  # their ends may be among what is missing
                         wanted.look_at((await service.scene()).live)
                     continue
-                place = begin + len(found)
-                if piece := b"".join(_render(call, known, begin, found, user, wanted)):
-                    yield piece
-                elif sign_of_life:
-                    yield sign_of_life
-                sign_of_life = b""
+                for place, each in enumerate(found, begin + 1):
+                    if (wanted is None or wanted.has(each)) and _is_of(each, user):
+                        sees = each.job is None or call.may_touch(each.job)
+                        yield sse(event_out(each, known.name(place), known.gpus, sees))
                 if not found:
                     if wanted is not None and wanted.are_over:
                         yield sse(_mark(known, place, call, "over"))
@@ -119,27 +116,12 @@ async def _stream(
                         async with asyncio.timeout(ALIVE_S):
                             await news.wait()
                     except TimeoutError:
-                        sign_of_life = b":\n\n"
+                        yield b":\n\n"
                 await asyncio.sleep(0)  # what happens meanwhile is sent along
 
 
-def _render(
-    call: Call,
-    known: Events,
-    begin: int,
-    found: list[Entry],
-    user: str | None,
-    wanted: Wanted | None,
-) -> Iterator[bytes]:
-    for place, entry in enumerate(found, begin + 1):
-        each = entry.happening
-        if wanted is not None and not wanted.has(each):
-            continue
-        if user is not None and each.job is not None and each.job.spec.user != user:
-            continue
-        yield entry.text(
-            known.name(place), known.gpus, each.job is None or call.may_touch(each.job)
-        )
+def _is_of(happening: Happening, user: str | None) -> bool:
+    return user is None or happening.job is None or happening.job.spec.user == user
 
 
 def _mark(known: Events, place: int, call: Call, event: str, text: str = "") -> EventOut:

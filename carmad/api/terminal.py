@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import Field, create_model
+from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from carmad.api.call import Call, Caller, Label, answer, not_yours, resource
 from carmad.api.job import JobOut
 from carmad.api.refusals import may_submit
-from carmad.api.requests import Body, Name, option_fields
+from carmad.api.requests import Body, Name
 from carmad.api.service import Terminals
 from carmad.api.wire import SCHEMA, pick
 from carmad.attempt.callers import Process, Taken, own_process, title_of
@@ -27,6 +27,7 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import Adopted
 from carmad.core.scene import Scene
 from carmad.http.problems import Conflict, Unavailable
+from carmad.options import PLAIN
 from carmad.readable import job_name
 from carmad.threads import run_in_threadpool
 
@@ -47,24 +48,13 @@ class TakenOut(TypedDict):
     env: dict[str, str | None]  # null: to be unset
 
 
-if TYPE_CHECKING:
+class AdoptIn(Body):
+    """A process of the caller's on a GPU, and options of the job that it becomes."""
 
-    class AdoptIn(Body):
-        pid: int
-        name: str | None
-        memory_mib: int | None
-        time_limit_s: float | None
-
-else:
-    AdoptIn = create_model(
-        "AdoptIn",
-        __base__=Body,
-        __doc__="A process of the caller's on a GPU, and options of the job that it becomes.",
-        __module__=__name__,
-        pid=(Annotated[int, Field(ge=1, lt=1 << 31)], ...),
-        name=(Name | None, None),
-        **option_fields(("memory_mib", "time_limit_s")),
-    )
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
+    name: Name | None = None
+    memory_mib: Annotated[int, Field(**PLAIN["memory_mib"].limits)] | None = None
+    time_limit_s: Annotated[float, Field(**PLAIN["time_limit_s"].limits)] | None = None
 
 
 @router.post("/jobs/{label}/take", responses={200: {"model": TakenOut}})

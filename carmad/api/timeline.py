@@ -1,4 +1,4 @@
-"""What was recorded over the last day: of the GPUs, and of one job.
+"""What was recorded of the GPUs over the last day.
 
 Answers are made for uPlot: one list of times, and lists of values beside it. None: not recorded, or
 not known. Times are Unix seconds; memory is in MiB.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Query
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from carmad.api.call import Call, Caller, Label, Moment, answer, resource
+from carmad.api.call import Call, Caller, Moment, answer, resource
 from carmad.api.wire import SCHEMA, Digits, pick, stamp
-from carmad.core.gpus.sharing import label as label_of
+from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import JobId
-from carmad.core.jobs.job import Job
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
 from carmad.http.problems import NotFound, Unavailable
@@ -39,9 +38,11 @@ Step = Annotated[int, Query(ge=1, le=HOUR_S, description="bins of at least so ma
 MOST_POINTS = 1000
 MOST_JOBS = 100  # series of a GPU
 MOST_MARKS = 1000  # of a GPU
+LIMITS = ("sm_active", "sm_occupancy", "dram_active")  # of the settings of the risk
 STEPS_S = (MINUTE_S, 120, 300, 600, 900, 1800, HOUR_S)
 
-Name = Callable[[JobId], tuple[str, str, str]]  # label, user, and the name if it may be seen
+Names = Mapping[JobId, Named]
+NOBODY = Named("", "", 0, "-")
 
 
 class MemoryOut(TypedDict):
@@ -51,14 +52,6 @@ class MemoryOut(TypedDict):
     used_max_mib: Annotated[Values, lambda bins: _values("most", bins)]
     # What was set aside: as declared or estimated, with its margin.
     promised_mib: Annotated[Values, lambda bins: _values("promised", bins)]
-
-
-class LoadOut(TypedDict):
-    """Of a GPU, so by all that ran there."""
-
-    # Means, 0-1; GPU utilisation where SM activity is not known.
-    sm_active: Annotated[Values, lambda bins: _values("sm", bins, 3)]
-    sm_active_max: Annotated[Values, lambda bins: _values("sm_most", bins, 3)]
 
 
 class JobSeriesOut(MemoryOut):
@@ -81,7 +74,10 @@ class MarkOut(TypedDict):
     text: str
 
 
-class GpuTimelineOut(MemoryOut, LoadOut):
+class GpuTimelineOut(MemoryOut):
+    # Means, 0-1; GPU utilisation where SM activity is not known.
+    sm_active: Annotated[Values, lambda bins: _values("sm", bins, 3)]
+    sm_active_max: Annotated[Values, lambda bins: _values("sm_most", bins, 3)]
     id: str
     index: int | None  # None: not known any more
     name: str
@@ -93,7 +89,6 @@ class GpuTimelineOut(MemoryOut, LoadOut):
     power_w: Annotated[Values, lambda bins: _values("power", bins, 1)]
     jobs: list[JobSeriesOut]
     marks: list[MarkOut]
-    left_out: int  # older marks, of which there are too many
 
 
 class TimelineOut(TypedDict):
@@ -103,42 +98,7 @@ class TimelineOut(TypedDict):
     step_s: int
     times: list[int]  # when each bin begins
     limits: dict[str, float]  # of collocation risk: `sm_active`, `sm_occupancy`, `dram_active`
-    window_s: float  # over which the risk is judged
     gpus: list[GpuTimelineOut]
-
-
-class JobGpuTimelineOut(MemoryOut, LoadOut):
-    """A GPU that the job was on. What it held itself is `used_mib`."""
-
-    id: str
-    index: int | None  # None: not known any more
-    name: str
-    memory_mib: int | None
-    gpu_used_mib: Annotated[Values, lambda bins: _values("used", bins)]  # by all
-    marks: list[MarkOut]  # of this job
-
-
-class SpanOut(TypedDict):
-    """An attempt."""
-
-    number: int
-    gpus: list[str]
-    started_at: float | None
-    ended_at: float | None  # None: it goes on
-    cause: str | None
-
-
-class JobTimelineOut(TypedDict):
-    schema: int
-    id: int
-    label: str
-    since: str
-    until: str
-    step_s: int
-    times: list[int]  # when each bin begins
-    limits: dict[str, float]  # of collocation risk
-    attempts: list[SpanOut]
-    gpus: list[JobGpuTimelineOut]
 
 
 @router.get("/timeline", responses={200: {"model": TimelineOut}})
@@ -167,84 +127,35 @@ def _gpu_timelines(call: Call, scene: Scene, span: Span, gpu: str | None) -> Res
         if not found:
             raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
     shown = {job for one in found for job in (*one.bins, *(mark.job for mark in one.marks))}
-    name = _names(call, scene, {job for job in shown if job and job > 0})
-    settings = call.service.settings
+    names = _names(call, scene, {job for job in shown if job and job > 0})
+    risk = call.service.settings.risk
     out: TimelineOut = {
         "schema": SCHEMA,
         "since": stamp(span.start),
         "until": stamp(min(span.end, scene.now)),
         "step_s": span.step_s,
         "times": span.times(),
-        "limits": _limits(call),
-        "window_s": settings.monitor.window_s,
-        "gpus": [gpu_timeline_out(one, span.count, name) for one in found],
+        "limits": {name: getattr(risk, name) for name in LIMITS},
+        "gpus": [gpu_timeline_out(one, span.count, names) for one in found],
     }
     return answer(out)
 
 
-@router.get("/jobs/{label}/timeline", responses={200: {"model": JobTimelineOut}})
-async def job_timeline(call: Caller, label: Label, step_s: Step = 1) -> Response:
-    """A job's memory on its GPUs over its attempts, as far as they are in the last day, beside what
-    was promised to it and the load of the GPU."""
-    job, scene = await call.own_job(label)
-    now = call.service.now()
-    times = [each.started_at for each in job.attempts if each.started_at is not None]
-    begin = min(times, default=now - 1.0)
-    end = now if job.ended_at is None else job.ended_at
-    if end <= max(begin, now - KEPT_S):  # it never ran, or too long ago
-        begin, end = now - 1.0, now
-    span = Span.choose(begin, end, now, step_s)
-    return await call.service.render(lambda: _job_timeline(call, scene, job, span))
-
-
-def _job_timeline(call: Call, scene: Scene, job: Job, span: Span) -> Response:
-    its = {gpu for each in job.attempts for gpu in each.gpus}
-    tracks = span.read(call.service.timeline, call.service.now())
-    name = _names(call, scene, {job.id})
-    out: JobTimelineOut = {
-        "schema": SCHEMA,
-        "id": job.id,
-        "label": label_of(job),
-        "since": stamp(span.start),
-        "until": stamp(min(span.end, scene.now if job.ended_at is None else job.ended_at)),
-        "step_s": span.step_s,
-        "times": span.times(),
-        "limits": _limits(call),
-        "attempts": spans_out(job),
-        "gpus": [job_gpu_out(each, span.count, job.id, name) for each in tracks if each.id in its],
-    }
-    return answer(out)
-
-
-def _limits(call: Call) -> dict[str, float]:
-    risk = call.service.settings.risk
-    return {name: getattr(risk, name) for name in ("sm_active", "sm_occupancy", "dram_active")}
-
-
-def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> Name:
-    """Live jobs are named by the core, the others by the store."""
+def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> dict[JobId, Named]:
+    """Live jobs are named by the core, the others by the store; others' are called "-"."""
     live = {id: scene.live[id] for id in jobs if id in scene.live}
-    named = call.service.store.name_jobs([id for id in jobs if id not in live])
+    found = call.service.store.name_jobs([id for id in jobs if id not in live])
     for id, job in live.items():
-        named[id] = Named(label_of(job), job.spec.user, job.spec.uid, job.spec.name)
-    return namer(named, lambda owner: call.peer.admin or owner == call.peer.owner)
+        found[id] = Named(label(job), job.spec.user, job.spec.uid, job.spec.name)
+    peer = call.peer
+    return {
+        id: one if peer.admin or (one.uid, one.user) == peer.owner else replace(one, name="-")
+        for id, one in found.items()
+    }
 
 
 def _is_named(track: Track, ref: str) -> bool:
     return track.id == ref or (track.gpu is not None and str(track.gpu.index) == ref)
-
-
-def namer(known: Mapping[JobId, Named], sees: Callable[[tuple[int, str]], bool]) -> Name:
-    """`sees`: whether the reader may see what belongs to an account. A job that is not `known` any
-    more has no name."""
-
-    def name(job: JobId) -> tuple[str, str, str]:
-        one = known.get(job)
-        if one is None:
-            return str(job) if job else "", "", "-"
-        return one.label, one.user, one.name if sees((one.uid, one.user)) else "-"
-
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,49 +193,25 @@ class Span:
             raise Unavailable(error.message, error.hint) from error
 
 
-def gpu_timeline_out(of: Track, count: int, name: Name) -> GpuTimelineOut:
-    """`count`: of bins."""
-    gpu, shown = of.gpu, of.marks[-MOST_MARKS:]
+def gpu_timeline_out(of: Track, count: int, names: Names) -> GpuTimelineOut:
+    """`count`: of bins. `names`: of the jobs that are known still."""
+    gpu = of.gpu
+    whole = of.bins.get(ALL, {})
     return pick(
         GpuTimelineOut,
-        _whole(of, count),
-        **_head(of),
+        [whole.get(number) for number in range(count)],
+        id=of.id,
+        index=gpu.index if gpu else None,
+        name=gpu.name if gpu else "",
         present=of.present,
         mig=gpu.is_mig if gpu else False,
-        jobs=_series(of, name),
-        marks=[_mark(mark, name) for mark in shown],
-        left_out=len(of.marks) - len(shown),
+        memory_mib=gpu.memory_mib if gpu else None,
+        jobs=_series(of, names),
+        marks=[_mark(mark, names) for mark in of.marks[-MOST_MARKS:]],
     )
 
 
-def job_gpu_out(of: Track, count: int, job: JobId, name: Name) -> JobGpuTimelineOut:
-    whole, bins = _whole(of, count), of.bins.get(job, {})
-    return pick(
-        JobGpuTimelineOut,
-        whole,
-        **_head(of),
-        **pick(MemoryOut, [bins.get(number) for number in range(count)]),
-        marks=[_mark(mark, name) for mark in of.marks if mark.job == job],
-    )
-
-
-def _whole(of: Track, count: int) -> list[Bin | None]:
-    return [of.bins.get(ALL, {}).get(number) for number in range(count)]
-
-
-def _head(of: Track) -> dict[str, object]:
-    gpu = of.gpu
-    index, name, mib = (gpu.index, gpu.name, gpu.memory_mib) if gpu else (None, "", None)
-    return {"id": of.id, "index": index, "name": name, "memory_mib": mib}
-
-
-def spans_out(job: Job) -> list[SpanOut]:
-    return [
-        pick(SpanOut, each, cause=each.exit.cause if each.exit else None) for each in job.attempts
-    ]
-
-
-def _series(of: Track, name: Name) -> list[JobSeriesOut]:
+def _series(of: Track, names: Names) -> list[JobSeriesOut]:
     """Of the jobs that held most, in the order in which they came; the others are one series."""
     bins = of.bins
 
@@ -333,14 +220,14 @@ def _series(of: Track, name: Name) -> list[JobSeriesOut]:
 
     jobs = sorted(bins.keys() - {ALL, OTHERS}, key=size, reverse=True)
     chosen = sorted(jobs[:MOST_JOBS], key=lambda job: (next(iter(bins[job])), job))
-    made = [_job_series(bins[job], name(job), job) for job in chosen]
+    made = [_job_series(bins[job], _named(names, job), job) for job in chosen]
     others: defaultdict[int, list[Bin]] = defaultdict(list)
     for job in (*jobs[MOST_JOBS:], OTHERS):
         for number, its in bins.get(job, {}).items():
             others[number].append(its)
     if others:
         added = {number: _add_up(others[number]) for number in sorted(others)}
-        made.append(_job_series(added, ("", "", "-"), None))
+        made.append(_job_series(added, NOBODY, None))
     return made
 
 
@@ -350,19 +237,21 @@ def _add_up(bins: Sequence[Bin]) -> Bin:
     return Bin(used, max(each.most or 0.0 for each in bins), promised)
 
 
-def _job_series(
-    bins: Mapping[int, Bin], named: tuple[str, str, str], id: JobId | None
-) -> JobSeriesOut:
+def _job_series(bins: Mapping[int, Bin], named: Named, id: JobId | None) -> JobSeriesOut:
     first, last = min(bins), max(bins)
     its = [bins.get(number) for number in range(first, last + 1)]
-    said = dict(zip(("label", "user", "name"), named, strict=True))
-    return pick(JobSeriesOut, its, id=id, first=first, **said)
+    whose = {"label": named.label, "user": named.user, "name": named.name}
+    return pick(JobSeriesOut, its, id=id, first=first, **whose)
 
 
-def _mark(mark: Mark, name: Name) -> MarkOut:
-    label, user, its_name = name(mark.job) if mark.job is not None else ("", "", "")
-    text = "" if its_name == "-" else mark.text
-    return pick(MarkOut, mark, label=label, user=user, text=text)
+def _mark(mark: Mark, names: Names) -> MarkOut:
+    its = NOBODY if mark.job is None else _named(names, mark.job)
+    text = mark.text if mark.job is None or its.name != "-" else ""
+    return pick(MarkOut, mark, label=its.label, user=its.user, text=text)
+
+
+def _named(names: Names, job: JobId) -> Named:
+    return names.get(job) or Named(str(job), "", 0, "-")
 
 
 def _values(name: str, bins: Iterable[Bin | None], digits: int | None = None) -> Values:

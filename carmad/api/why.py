@@ -10,24 +10,20 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from typing import NotRequired
 
 from typing_extensions import TypedDict
 
 from carmad.api.away import away
 from carmad.api.fairness import overtaken
 from carmad.api.job import JobOut, Jobs
-from carmad.api.outlook import StartOut
+from carmad.api.outlook import StartOut, start_out
 from carmad.api.reasons import (
     DecisionOut,
-    ReasonOut,
-    VerdictOut,
     decision_out,
     phrase,
     reason_out,
-    verdicts_out,
 )
-from carmad.api.wire import SCHEMA, iso, with_labels
+from carmad.api.wire import SCHEMA, with_labels
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus import idling
 from carmad.core.gpus.gpuview import OWN_MEMORY
@@ -51,11 +47,6 @@ PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FREED_BY_AN_END = frozenset({"busy", "exclusive", "jobs_per_gpu", "mps_user", "memory", "min_free"})
 
 
-class JobRefOut(TypedDict):
-    id: int
-    label: str
-
-
 class AheadOut(TypedDict):
     """A job that must start or end first, which may be somebody else's."""
 
@@ -65,23 +56,19 @@ class AheadOut(TypedDict):
     text: str  # what it is and waits for, after its name
 
 
-class WhyOut(TypedDict):
+class WhyOut(DecisionOut):
+    """With the last decision, or what keeps the job from one."""
+
     schema: int
     job: JobOut
     headline: str
     position: int | None
-    behind: JobRefOut | None
+    behind: AheadOut | None  # the head of the line, if nothing else keeps it waiting
     ahead: list[AheadOut]  # from the one that it waits for to the head of the line
     facts: list[str]  # of a job that has ended: how, and where its logs are
     tail: list[str]  # the last lines of its logs, if it did not succeed
-    policy: str | None
-    decided_at: str | None
-    verdicts: list[VerdictOut]
-    reasons: list[ReasonOut]
-    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
     remedies: list[str]
-    start: NotRequired[StartOut | None]  # of a job that waits
-    chosen: list[str]
+    start: StartOut | None  # of a job that waits
     past: list[DecisionOut]
 
 
@@ -89,46 +76,31 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     """`past` has the recorded decisions, the newest first."""
     waits = job.state in (JobState.QUEUED, JobState.SUSPENDED)
     now = scene.current(job.id) if waits else next(iter(past), None)
-    blockers = list(scene.blockers(job)) if waits else []
+    blockers = list(scene.gate.blockers(job)) if waits else []
     if blockers:
         now = None
     reasons = blockers or (list(now.placement.reasons) if now else [])
     looked_at = now is not None or blockers
-    behind = _behind(job, scene) if waits and job.spec.gpus and not looked_at else None
+    ahead = _ahead(job, scene) if waits else []
+    behind = ahead[0] if ahead and job.spec.gpus and not looked_at else None
     out = jobs(job)
     failure = scene.failure(job) if job.holds_gpus else ""
     return {
         "schema": SCHEMA,
         "job": out,
         "headline": (f"{failure}; " if failure else "")
-        + _headline(
-            job,
-            [with_labels(each, scene.live) for each in reasons],
-            now,
-            behind,
-            _idle_reason(scene) if behind else None,
-            overtaken(job, scene) if waits and not blockers else "",
-            away(job, scene, "your" if jobs.owns(job) else "its")
-            if job.suspension and waits and not blockers
-            else "",
-            idling.kernelless_s(job, scene.now),
-        ),
+        + _headline(job, scene, reasons, now, behind, "your" if jobs.owns(job) else "its"),
         "position": out.get("position"),
         "behind": behind,
-        "ahead": _ahead(job, scene) if waits else [],
+        "ahead": ahead,
         "facts": _facts(out) if job.ended else [],
         "tail": list(job.exit.tail) if job.exit else [],
-        "policy": now.policy if now else None,
-        "decided_at": iso(now.at) if now else None,
-        "verdicts": verdicts_out(now.placement, scene) if now else [],
+        **decision_out(now, scene),
         "reasons": [reason_out(reason, scene) for reason in reasons],
-        "grounds": [reason_out(reason, scene) for reason in now.placement.explanation]
-        if now
-        else [],
         "remedies": _remedies(job, scene, reasons, now, behind)
         if waits
         else [*_advice(job, out, failure), *_kernelless_advice(job, scene)],
-        "chosen": list(now.placement.gpus) if now else [],
+        "start": start_out(job, scene),
         "past": [decision_out(decision, scene) for decision in _earlier(past, now)],
     }
 
@@ -136,13 +108,6 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
 def _earlier(past: Sequence[Decision], now: Decision | None) -> Sequence[Decision]:
     """Without the record of the present one, whose numbers may have moved since."""
     return past[1:] if now and past and past[0].same_story(now) else past
-
-
-def _behind(job: Job, scene: Scene) -> JobRefOut | None:
-    head = scene.live.get(scene.head) if scene.head is not None else None
-    if head is None or head.id == job.id:
-        return None
-    return {"id": head.id, "label": label(head)}
 
 
 def _idle_reason(scene: Scene) -> Reason | None:
@@ -154,14 +119,13 @@ def _idle_reason(scene: Scene) -> Reason | None:
 
 def _headline(
     job: Job,
+    scene: Scene,
     reasons: Sequence[Reason],
     decision: Decision | None,
-    behind: JobRefOut | None,
-    kept: Reason | None,
-    overtaken: str,
-    away: str,
-    kernelless_s: float,
+    behind: AheadOut | None,
+    whose: str,
 ) -> str:
+    kernelless_s = idling.kernelless_s(job, scene.now)
     match job.state:
         case JobState.PENDING:
             return "waits: its memory need is not known yet; until then only idle GPUs can take it"
@@ -181,14 +145,14 @@ def _headline(
             pass
         case _:
             return _end_headline(job)
-    if away:
-        return away
+    if job.suspension and (decision or not reasons):
+        return away(job, scene, whose)
     if reasons:
-        return f"waits: {phrase(reasons[0])}"
-    if overtaken:
-        return f"waits: {overtaken}"
+        return f"waits: {phrase(with_labels(reasons[0], scene.live))}"
+    if first := overtaken(job, scene):
+        return f"waits: {first}"
     if behind:
-        before = f"waits: job {behind['label']} is before it in line"
+        before, kept = f"waits: job {behind['label']} is before it in line", _idle_reason(scene)
         return f"{before} and {phrase(kept)}" if kept else before
     if decision is None:
         return "waits: it has not been looked at yet"
@@ -258,7 +222,7 @@ def _ahead(job: Job, scene: Scene) -> list[AheadOut]:
     while len(found) < MOST_AHEAD:
         awaited = (after.job for after in job.spec.after if after.job in scene.live)
         before = next(awaited, None)
-        if before is None and not job.holds_gpus and scene.blocker(job) is None:
+        if before is None and not job.holds_gpus and scene.gate.blocker(job) is None:
             before = scene.head
         if before is None or before in seen:
             break
@@ -299,7 +263,7 @@ def _remedies(
     scene: Scene,
     reasons: Sequence[Reason],
     decision: Decision | None,
-    behind: JobRefOut | None,
+    behind: AheadOut | None,
 ) -> list[str]:
     spent = job.spec.urgent and job.spec.owner in scene.shares.ranks.spent
     found = ["its owner's budget for urgent jobs is spent: carma share"] if spent else []
@@ -363,7 +327,7 @@ def _job_remedy(job: Job, reason: Reason, scene: Scene) -> str | None:
             return f"starts when another job of {reason.detail} ends"
         case "gpu_hours":
             own = reason.detail == job.spec.user
-            at = scene.quotas.frees_at(job.spec.owner if own else reason.detail)
+            at = scene.gate.quotas.frees_at(job.spec.owner if own else reason.detail)
             if math.isfinite(at):
                 return f"may start from {clock(at)} on, when earlier use no longer counts"
             return "an administrator can raise the limit: carma limit"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -26,6 +27,7 @@ from typing import (
     get_type_hints,
 )
 
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import to_json
 from typing_extensions import is_typeddict
 
@@ -47,7 +49,8 @@ SCHEMA = 1  # raised when a field changes its meaning or goes away
 
 MAX_IDS = 10_000
 MAX_SPANS = 256  # each is looked at for every job there is
-HINT = "A selection looks like 42, 1,3,5-8, 42_3, 42_[1-3], last or all."
+HINT = "Jobs are named like 42, 1,3,5-8, 42_3, 42_[1-3], last or all."
+MOST_NAMED = 8  # words that are no ids
 
 _ITEM = re.compile(
     r"(?P<low>\d{1,15})(?:-(?P<high>\d{1,15})|_(?P<index>\d{1,7})|_\[(?P<indices>[\d,-]+)(?:%\d+)?\])?",
@@ -104,7 +107,7 @@ def _writing(hint: Any, is_time: bool) -> Way | None:
         return _writing(args[0], is_time)
     if origin is list:
         write = _writing(args[0], is_time)
-        return (lambda values: [write(each) for each in values]) if write else list
+        return (lambda values: [write(each) for each in values]) if write else None
     if is_typeddict(hint):
         return partial(pick, hint)
     return stamp if is_time and hint is str else dict if origin is dict else None
@@ -118,22 +121,18 @@ def iso(at: float | None) -> str | None:
     return None if at is None else stamp(at)
 
 
-def moment(text: str) -> datetime:
+def unix(text: object) -> float:
     """Raises ValueError for what has no zone, or is too far away to be written in another one."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None:
-        raise ValueError("the time needs a zone, such as a final Z")
-    if not 1970 <= found.year <= 9000:
-        raise ValueError("the year must be one from 1970 to 9000")
-    return found
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text) if isinstance(text, str) else datetime.min
+        if found.tzinfo is not None and 1970 <= found.year <= 9000:
+            return found.timestamp()
+    raise ValueError("a time has a zone, and looks like 2026-11-20T23:12:00Z")
 
 
-def parse_time(text: str) -> float:
-    try:
-        return moment(text).timestamp()
-    except ValueError:
-        hint = "A time looks like 2026-11-20T23:12:00Z."
-        raise CarmaError(f"{text!r:.80} is no time with a zone", hint) from None
+Time = Annotated[
+    float, BeforeValidator(unix), WithJsonSchema({"type": "string", "format": "date-time"})
+]
 
 
 def with_labels(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
@@ -206,12 +205,13 @@ def parse_selection(text: str) -> Selection:
     ids: list[JobId] = []
     ranges: list[range] = []
     tasks: list[tuple[JobId, range]] = []
+    wrong: list[str] = []
     for item in re.split(COMMA, text.replace(" ", "")):
         found = _ITEM.fullmatch(item)
         if item in ("last", "all"):
             last, everything = last or item == "last", everything or item == "all"
         elif found is None:
-            raise CarmaError(f"{item!r:.80} selects no job", HINT)
+            wrong.append(f"{item!r:.40}")
         elif found["high"]:
             ranges.append(_span(int(found["low"]), int(found["high"]), item))
         elif found["index"]:
@@ -222,17 +222,12 @@ def parse_selection(text: str) -> Selection:
             tasks.extend((array, indices) for indices in _indices(found["indices"], item))
         else:
             ids.append(JobId(int(found["low"])))
+    if wrong:
+        what = "are no jobs' ids" if len(wrong) > 1 else "is no job's id"
+        raise CarmaError(f"{', '.join(wrong[:MOST_NAMED])} {what}", HINT)
     if len(ids) > MAX_IDS or len(ranges) + len(tasks) > MAX_SPANS:
         raise CarmaError("The selection is too long", f"Select at most {MAX_SPANS} ranges.")
     return Selection(last, everything, frozenset(ids), tuple(ranges), tuple(tasks))
-
-
-def parse_label(label: str) -> tuple[JobId, int | None]:
-    """The id, or the array's id and the task's index."""
-    found = _ITEM.fullmatch(label)
-    if found is None or found["high"] or found["indices"]:
-        raise CarmaError(f"{label!r:.80} is not a job's id", "A job's id looks like 42 or 42_3.")
-    return JobId(int(found["low"])), int(found["index"]) if found["index"] else None
 
 
 def _indices(text: str, item: str) -> list[range]:
@@ -240,7 +235,7 @@ def _indices(text: str, item: str) -> list[range]:
     for piece in text.split(","):
         found = _RANGE.fullmatch(piece)
         if found is None:
-            raise CarmaError(f"{item!r:.80} selects no job", HINT)
+            raise CarmaError(f"{item!r:.80} names no tasks", HINT)
         spans.append(_span(int(found[1]), int(found[2] or found[1]), item))
     return spans
 

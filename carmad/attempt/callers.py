@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from carmad.attempt.forks import ask
 from carmad.attempt.proc import process_stat, uids
+from carmad.attempt.starting import program
+from carmad.children import hear
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation
 from carmad.edge import SubmissionCheck
@@ -61,9 +63,13 @@ def title_of(pid: int) -> tuple[list[str], str]:
     """The arguments and the directory of a user's process. Raises CarmaError.
 
     A process of its own reads them: whoever does waits for as long as that process likes."""
+    words = [*program("carmad.attempt.marks", "write_title"), str(pid)]
     try:
-        title = ask("carmad.attempt.marks", "write_title", str(pid), within_s=TITLE_WITHIN_S)
-    except OSError as error:
+        reader = subprocess.Popen(
+            words, env={}, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        title = hear(reader, TITLE_WITHIN_S)
+    except (OSError, subprocess.SubprocessError) as error:
         raise CarmaError(
             f"the command and directory of process {pid} cannot be read",
             "It may have ended, or wait for a file system that does not answer.",

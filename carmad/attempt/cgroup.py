@@ -10,14 +10,14 @@ or, of an attempt that has a unit of its own:
 
     carma-job-7-1.service/job              the job, with its limits
     carma-job-7-1.service/supervisors      its own
-
-Part of the supervisor's program, so imports are few (see there).
 """
-# ruff: noqa: PTH102, PTH110, PTH119
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Mapping
+from pathlib import Path
 
 from carmad.attempt.proc import process_stat, read_file, tell_kernel
 
@@ -39,7 +39,7 @@ def cgroup_of(pid: int | str) -> str | None:
     for line in lines:
         if line.startswith("0::"):
             for mount in MOUNTS:
-                if os.path.exists(f"{mount}{line[3:]}/cgroup.procs"):
+                if Path(f"{mount}{line[3:]}/cgroup.procs").exists():
                     return mount + line[3:].rstrip("/")
     return None
 
@@ -55,20 +55,20 @@ def name_of(job: int | str, attempt: int | str) -> str:
 
 def is_of(cgroup: str, job: int, attempt: int) -> bool:
     """Whether it is that attempt's, by its name, which only root can give."""
-    return os.path.basename(cgroup).removesuffix(".service") == name_of(job, attempt)
+    return Path(cgroup).name.removesuffix(".service") == name_of(job, attempt)
 
 
 def unit_cgroup(prefix: str = "carma-job-") -> str | None:
     """The cgroup of the unit of that name that this process runs in. None: it does not."""
     own = own_cgroup()
-    return own if own and os.path.basename(own).startswith(prefix) else None
+    return own if own and Path(own).name.startswith(prefix) else None
 
 
 def cgroup_beside(name: str) -> str | None:
     """The cgroup of that name in the unit of the fork server that this process is in. None: it is
     in none."""
     unit, _, ours = (own_cgroup() or "").rpartition("/")
-    served = ours == OURS and os.path.basename(unit).startswith(SERVER)
+    served = ours == OURS and Path(unit).name.startswith(SERVER)
     return f"{unit}/{name}" if served else None
 
 
@@ -83,20 +83,18 @@ def settle(unit: str) -> None:
         tell_kernel(f"{ours}/memory.min", KEPT_BYTES)
 
 
-def create(path: str, limits: dict[str, bytes]) -> str | None:
+def create(path: str, limits: Mapping[str, str]) -> str | None:
     """A new cgroup for the job alone; `limits`: contents of its files. None if there can be none:
     then the job runs without."""
     made = _make(path)
     for name, value in limits.items() if made else ():
-        tell_kernel(f"{path}/{name}", value)
+        tell_kernel(f"{path}/{name}", value.encode())
     return made
 
 
 def _make(path: str) -> str | None:
     try:
-        os.mkdir(path, 0o755)
-    except FileExistsError:
-        pass
+        Path(path).mkdir(0o755, exist_ok=True)
     except OSError:
         return None
     return path
@@ -124,9 +122,7 @@ def is_empty(cgroup: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError as error:
-        from errno import ENODEV  # it was removed while we read
-
-        if error.errno == ENODEV:
+        if error.errno == errno.ENODEV:  # it was removed while we read
             return True
         raise
 

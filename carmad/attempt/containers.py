@@ -1,4 +1,4 @@
-"""What runs a job's command in a container of its user's: fields for its supervisor.
+"""What runs a job's command in a container of its user's.
 
 Pure: nothing here starts or looks for a program. Podman and Apptainer start containers as children
 of the job's own processes, so that the supervisor finds, limits and ends them. Docker's are started
@@ -31,16 +31,15 @@ HOST_PROC = "/carma/proc"  # emulated cards know processes by the host's pids
 _PODMAN = Path(__file__).with_name("podman.sh").read_text(encoding="utf-8")
 
 
-def fields(
+def wrap(
     engine: str,
     job: Job,
     command: Sequence[str],
     env: Mapping[str, str],
     cards: str = "",
     script: str | None = None,
-) -> list[tuple[str, str]]:
-    """What a supervisor reads (`starting.Launch`) to run `command`, with `env`, in a container of
-    the job's image.
+) -> list[str]:
+    """What runs `command`, with `env`, in a container of the job's image.
 
     `engine`: a path whose last part is one of ENGINES; `cards`: the directory of the emulated GPUs,
     "" for real ones; `script`: the copy of the job script that `command` names. Raises CarmaError.
@@ -57,16 +56,17 @@ def fields(
     if cards:
         mounts += [f"{cards}:{cards}", f"/proc:{HOST_PROC}"]
     if PurePath(engine).name == "apptainer":
-        words = _apptainer(engine, job, image, mounts)
-        return [("arg", word) for word in (*words, *command)]
+        return [*_apptainer(engine, job, image, mounts), *command]
     name = f"carma-{job.id}-{job.attempt}-{crc32(env[ATTEMPT_VARIABLE].encode()) & 0xFFFF:04x}"
     wrapper = ("/bin/bash", "-c", _PODMAN, "carma-container", engine, image, name)
     gpus = () if cards else job.gpus
     words = (*wrapper, " ".join(gpus), *_podman(job, env, mounts, gpus, emulated=bool(cards)))
-    return [
-        *(("arg", word) for word in (*words, image, *command)),
-        ("contained", ""),
-    ]
+    return [*words, image, *command]
+
+
+def has_processes(engine: str) -> bool:
+    """Whether there are processes of the engine's around the program, in another namespace."""
+    return PurePath(engine).name == "podman"
 
 
 def _podman(

@@ -24,7 +24,8 @@ from carmad.attempt import environment, exits, members, process_tree, supervisor
 from carmad.attempt.callers import Process
 from carmad.attempt.cgroup import SERVER, is_frozen, name_of
 from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, has_log, log_paths
-from carmad.attempt.forks import Forks
+from carmad.attempt.forks import Forks, run_child
+from carmad.attempt.starting import Launch
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import FOR_GOOD, JobId
 from carmad.core.jobs.job import Job
@@ -161,7 +162,7 @@ class Launcher:
         self._cards = cards
         self._stays = stays
         self.limited_by = environment.controllers(systemd, group)
-        self._forks = Forks(self._state_dir / SOCKET, self._run_server if systemd else None)
+        self._forks = Forks(self._state_dir / SOCKET, self._run_server if systemd else run_child)
         jobs = self._state_dir / "jobs"
         try:
             jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,29 +191,27 @@ class Launcher:
         if supervisor.is_stopped(directory):
             raise Stopped(job.id, supervisor.why_stopped(directory))
         script = self._copies.path(copy_name(job.id)) if job.spec.script else None
-        fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script, self._cards)
-        if follow:
-            fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
-            fields += b"stays=\0" if self._stays(follow.pid) else b""
-        if listed := ",".join(map(str, cpus)):
-            fields += f"cpus={listed}\0".encode()
-        fields += f"boot_id={boot_id()}\0until={until}\0".encode()
-        for name, value in environment.limit_files(job.spec).items():
-            fields += f"limit={name}={value}\0".encode()
-        if self._group:
-            its = f"{self._group}/{name_of(job.id, job.attempt)}"
-            fields += os.fsencode(f"cgroup={its}\0")
+        its = plan_launch(job, {} if follow else env, self._kill_grace_s, script, self._cards)
+        its = its._replace(
+            follow=(follow.pid, follow.start_ticks) if follow else None,
+            stays=follow is not None and self._stays(follow.pid),
+            cpus=tuple(cpus),
+            until=until,
+            cgroup=f"{self._group}/{name_of(job.id, job.attempt)}" if self._group else None,
+            limits=environment.limit_files(job.spec),
+            boot_id=boot_id(),
+        )
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
             if script:
                 self._copies.write(copy_name(job.id), job.spec)
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(directory / supervisor.CONTROL, 0o600)
-            _write(directory / supervisor.LAUNCH, fields)
+            _write(directory / supervisor.LAUNCH, its.dumps())
             if self._systemd and _has_unit(job):
                 self._run_unit(job, directory)
             else:
-                self._run_child(directory)
+                self._forks.start(directory)
         except OSError as error:
             why = error.strerror or str(error)
             hint = f"check the free space in {self._state_dir}, memory and the process limit"
@@ -387,17 +386,6 @@ class Launcher:
             os.close(control)
         return True
 
-    def _run_child(self, directory: Path) -> None:
-        # Anything that the supervisor itself prints is the traceback of a bug.
-        with (directory / "supervisor.log").open("ab") as log:
-            self._forks.start(
-                "carmad.attempt.supervisor",
-                "main",
-                f"carma:{directory.name}",
-                str(directory),
-                fds={2: log.fileno()},
-            ).close()
-
     def _run_server(self, argv: Sequence[str]) -> None:
         """A name of its own, as the cgroup of an earlier one may still have jobs. If that one was
         killed, systemd must not kill these; if it is stopped, it stops them itself."""
@@ -443,12 +431,11 @@ def _has_unit(job: Job) -> bool:
     return _is_podman(job) or any(map(os.path.isdir, DROP_INS))
 
 
-def launch_fields(
+def plan_launch(
     job: Job, env: Mapping[str, str], grace_s: float, script: str | None = None, cards: str = ""
-) -> bytes:
-    """What a process that has to start `job` reads (`starting.Launch`); `script`: see `command`;
-    `cards`: see `Launcher`. Raises NoAccount, or another CarmaError when the job can never
-    start."""
+) -> Launch:
+    """What a process that has to start `job` reads; `script`: see `command`; `cards`: see
+    `Launcher`. Raises NoAccount, or another CarmaError when the job can never start."""
     spec = job.spec
     if os.geteuid() not in (0, spec.uid):
         raise CarmaError(
@@ -461,37 +448,39 @@ def launch_fields(
     if not spec.argv:
         raise CarmaError("the job has no command", "give one after --")
     stdout, stderr = log_paths(job) if has_log(spec) else (os.devnull, os.devnull)
-    fields = [
-        ("uid", str(spec.uid)),
-        ("gid", str(spec.gid)),
-        ("groups", ",".join(map(str, its.groups))),
-        ("umask", str(spec.umask)),
-        ("cwd", spec.cwd),
-        ("stdout", stdout),
-        ("stderr", stderr),
-        ("grace_s", str(grace_s)),
-        *(("env", f"{name}={value}") for name, value in env.items()),
-        *(("rlimit", f"{name}={value}") for name, value in spec.limits),
-        *_program(job, env, script, cards),
-    ]
-    if spec.conda_env is not None or spec.container is not None:
-        fields.append(("report_fd", str(REPORT_FD)))
-    for key, value in fields:
-        if "\0" in value:
-            raise CarmaError(f"a NUL character in the job's {key}", "no program accepts one")
+    words, contained = _program(job, env, script, cards)
     try:
-        return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
+        text = os.fsencode("".join((*words, *env, *env.values(), spec.cwd, stdout, stderr)))
     except UnicodeEncodeError as error:
         raise CarmaError(f"the job's command or environment is not valid text: {error}") from error
+    if b"\0" in text:
+        where = "the job's command, environment or paths"
+        raise CarmaError(f"a NUL character in {where}", "no program accepts one")
+    return Launch(
+        words,
+        env,
+        spec.uid,
+        spec.gid,
+        its.groups,
+        spec.umask,
+        spec.cwd,
+        stdout,
+        stderr,
+        grace_s,
+        rlimits=dict(spec.limits),
+        contained=contained,
+        report_fd=None if spec.conda_env is None and spec.container is None else REPORT_FD,
+    )
 
 
 def _program(
     job: Job, env: Mapping[str, str], script: str | None, cards: str
-) -> list[tuple[str, str]]:
-    """What to execute: the job's command, in a container if it names an image."""
+) -> tuple[Sequence[str], bool]:
+    """What to execute: the job's command, in a container if it names an image; and whether its
+    processes then have an engine's around them."""
     words = command(job, script)
     if job.spec.container is None:
-        return [("arg", word) for word in words]
+        return words, False
     from carmad.attempt import containers  # few jobs need it
 
     engine = next(filter(None, map(shutil.which, containers.ENGINES)), None)
@@ -500,7 +489,8 @@ def _program(
             "this server cannot run containers: it has neither podman nor apptainer",
             "ask an administrator to install one of them",
         )
-    return containers.fields(engine, job, words, env, cards, script)
+    its = containers.wrap(engine, job, words, env, cards, script)
+    return its, containers.has_processes(engine)
 
 
 def _write(path: Path, data: bytes) -> None:

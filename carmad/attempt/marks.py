@@ -5,26 +5,23 @@ for a job.
 A process can keep everybody who reads its environment waiting for ever. So a process of its own
 does that (`main`), which nobody needs: it is killed if one process keeps it waiting, and another
 one asks the others. The same holds for its command and its directory (`write_title`).
-
-Part of the supervisor's program, so imports are few (see there).
 """
-# ruff: noqa: PTH115
 
 from __future__ import annotations
 
 import os
-import select
+import subprocess
 import sys
+from pathlib import Path
 
 from carmad.attempt.proc import process_stat, read_file
 from carmad.attempt.starting import program, write_all
+from carmad.children import hear
 
-WITHIN_S = 2.0  # to read the environment of one process, which takes some microseconds
-START_WITHIN_S = 10.0
-MOST_STUCK = 8  # processes that one search waits for
+WITHIN_S = 5.0  # for a Python to start; to read an environment takes some microseconds
+MOST_STUCK = 4  # processes that one search waits for
 MOST_KNOWN = 4096
 MOST_BYTES = 4096  # of a value, which is a path
-SIGKILL = 9
 
 
 class Marks:
@@ -55,63 +52,34 @@ class Marks:
 
     def _ask_some(self, processes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Ask these; returns those that come after one that does not answer."""
-        answers, theirs = os.pipe()
         words = [os.fsdecode(self._variable), *(f"{pid}.{start}" for pid, start in processes)]
         argv = [*program("carmad.attempt.marks"), *words]
         try:
-            reader = os.posix_spawn(
-                argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 1)], setsigmask=[]
-            )
+            said = hear(subprocess.Popen(argv, env={}, stdout=subprocess.PIPE), WITHIN_S)
+        except subprocess.TimeoutExpired as error:
+            said = error.output or b""
         except OSError:  # no process can be started now: they are asked the next time
-            os.close(answers)
             return []
-        finally:
-            os.close(theirs)
-        try:
-            for at, key in enumerate(processes, 1):
-                # How long it takes to start, or to get its turn, is nobody's fault.
-                asking = _line(answers, START_WITHIN_S)
-                value = _line(answers, WITHIN_S) if asking else b""
-                self._known[key] = bytes.fromhex(value.decode())
-                if not value:
-                    sys.stderr.write(f"carma: the environment of process {key[0]} cannot be read\n")
-                    return processes[at:]
+        *answers, asked = said.split(b"\n")
+        for key, answer in zip(processes, answers, strict=False):
+            self._known[key] = bytes.fromhex(answer[len(ASKED) :].decode())
+        if asked != ASKED:  # all have answered, or the reader has not had its turn
             return []
-        finally:
-            os.close(answers)
-            _end(reader)
+        stuck = processes[len(answers)]
+        self._known[stuck] = b""
+        sys.stderr.write(f"carma: the environment of process {stuck[0]} cannot be read\n")
+        return processes[len(answers) + 1 :]
 
 
-def _line(fd: int, within_s: float) -> bytes:
-    """A line with its end; b"" if there is none in that time after what came before."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(fd, 1) if poller.poll(within_s * 1000) else b""
-        if not byte:
-            return b""
-        line += byte
-    return line
-
-
-def _end(reader: int) -> None:
-    """Kill the reader. If SIGKILL does not end it, it is reaped later, like any orphan."""
-    os.kill(reader, SIGKILL)
-    ended = os.pidfd_open(reader)
-    poller = select.poll()
-    poller.register(ended, select.POLLIN)
-    if poller.poll(WITHIN_S * 1000):
-        os.waitpid(reader, 0)
-    os.close(ended)
+ASKED = b"?"
 
 
 def main() -> None:
-    """For each process that is named in the arguments, as PID.START: write an empty line, read its
-    environment, and write the variable's value, in hexadecimal digits."""
+    """For each process that is named in the arguments, as PID.START: write ASKED, read its
+    environment, and write the variable's value, in hexadecimal digits, and a line's end."""
     variable = os.fsencode(sys.argv[1]) + b"="
     for word in sys.argv[2:]:
-        os.write(1, b"\n")
+        os.write(1, ASKED)
         pid, start = map(int, word.split("."))
         value = b""
         try:
@@ -128,5 +96,5 @@ def main() -> None:
 def write_title() -> None:
     """Write the directory and the command of the process that is named in the arguments."""
     pid = int(sys.argv[1])
-    directory = os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
-    write_all(1, directory + b"\0" + read_file(f"/proc/{pid}/cmdline"))
+    directory = Path(f"/proc/{pid}/cwd").readlink()
+    write_all(1, bytes(directory) + b"\0" + read_file(f"/proc/{pid}/cmdline"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carmad.attempt import cgroup, exits, supervisor
-from carmad.attempt.proc import read_file, running, with_descendants
+from carmad.attempt.proc import running, with_descendants
 from carmad.attempt.starting import Launch
 from carmad.core.jobs.job import Job
 
@@ -18,8 +18,9 @@ def pids(directory: Path, job: Job) -> frozenset[int]:
     if started is None:
         return frozenset()
     roots = [(started.pid, started.start_ticks)]
-    if started.follows and (follow := Launch(read_file(str(directory / supervisor.LAUNCH))).follow):
-        roots.append((follow[0], follow[1]))
+    if started.follows:
+        pid, start = Launch.loads((directory / supervisor.LAUNCH).read_bytes()).follow or (0, 0)
+        roots.append((pid, start))
     alive = {pid: start for pid, start in roots if running(pid, start)}
     return frozenset(with_descendants(alive)) - {started.pid}
 

@@ -3,32 +3,21 @@
 Only files of /proc that the process itself cannot keep anybody from reading: `stat`, `status` and
 `cgroup`. Its environment, arguments, maps and links take locks that it can hold for ever, in a page
 fault on a dead file server or on a file system of its user's (see `marks`).
-
-Part of the supervisor's program, so imports are few (see there).
 """
-# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH116, PTH208, SIM105
 
 from __future__ import annotations
 
+import contextlib
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import SIGKILL, pidfd_send_signal
 
 UNKNOWN = -1  # the status of a process that ended unseen
 
 
 def read_file(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        parts = []
-        while part := os.read(fd, 1 << 20):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
+    return Path(path).read_bytes()
 
 
 def write_file(path: str, data: bytes) -> None:
@@ -42,10 +31,8 @@ def write_file(path: str, data: bytes) -> None:
 
 def tell_kernel(path: str, data: bytes) -> None:
     """Write to a kernel file, ignoring errors: everything also works without cgroups."""
-    try:
+    with contextlib.suppress(OSError):
         write_file(path, data)
-    except OSError:
-        pass
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -77,10 +64,17 @@ def end_of(pid: int, start: int) -> int:
     UNKNOWN if that is over, or the kernel does not tell us."""
     try:
         fields = _stat(pid)
-        told = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+        told = os.geteuid() in (0, Path(f"/proc/{pid}").stat().st_uid)
     except OSError:
         return UNKNOWN
     return int(fields[49]) if told and int(fields[19]) == start else UNKNOWN
+
+
+def _all() -> Iterator[tuple[int, tuple[int, int]]]:
+    """All processes: the pid of each, and its `process_stat`."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and (stat := process_stat(int(path.name))):
+            yield int(path.name), stat
 
 
 def processes(
@@ -89,15 +83,10 @@ def processes(
     """All processes, or a user's, or those of them for which `which` is true: pid and start
     time."""
     found = {}
-    for name in os.listdir("/proc"):
-        try:
-            mine = name.isdigit() and (uid is None or os.stat(f"/proc/{name}").st_uid == uid)
-            if mine and which(int(name)):
-                stat = process_stat(int(name))
-                if stat is not None:
-                    found[int(name)] = stat[1]
-        except OSError:
-            pass  # it is gone
+    for pid, (_, start) in _all():
+        with contextlib.suppress(OSError):  # it is gone
+            if (uid is None or Path(f"/proc/{pid}").stat().st_uid == uid) and which(pid):
+                found[pid] = start
     return found
 
 
@@ -112,11 +101,8 @@ def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
 def with_descendants(roots: dict[int, int]) -> dict[int, int]:
     """These processes and all their descendants: pid and start time."""
     children: dict[int, list[tuple[int, int]]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            found = process_stat(int(name))
-            if found is not None:
-                children.setdefault(found[0], []).append((int(name), found[1]))
+    for pid, (parent, start) in _all():
+        children.setdefault(parent, []).append((pid, start))
     below = dict(roots)
     queue = [*below]
     while queue:
@@ -130,8 +116,6 @@ def with_descendants(roots: dict[int, int]) -> dict[int, int]:
 def send(pid: int, start: int, signum: int) -> bool:
     """Signal this process, but not another one that has reused its pid. False if it is gone, or may
     not be signalled, as a setuid program."""
-    from signal import pidfd_send_signal
-
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -151,11 +135,16 @@ def send(pid: int, start: int, signum: int) -> bool:
 def uids(pid: int) -> set[int]:
     """Its real, effective, saved and file system user ids; none if there is no such process. The
     owner of its directory would be root also for a process that has made itself undumpable."""
+    return set(map(int, _status(pid, "Uid")))
+
+
+def _status(pid: int, field: str) -> list[bytes]:
+    """The words of this line of its `status`; none if it is gone."""
     try:
         status = read_file(f"/proc/{pid}/status")
     except OSError:
-        return set()
-    return set(map(int, status.partition(b"\nUid:")[2].partition(b"\n")[0].split()))
+        return []
+    return status.partition(b"\n%s:" % field.encode())[2].partition(b"\n")[0].split()
 
 
 def own_environment(pid: int) -> dict[str, str]:
@@ -174,33 +163,24 @@ def own_environment(pid: int) -> dict[str, str]:
 def unkillable(pid: int) -> bool:
     """Whether it has been killed and is not gone, because it waits in the kernel (for a file server
     that is dead, for instance), or because its parent does not reap it. It runs no more."""
-    try:
-        status = read_file(f"/proc/{pid}/status")
-    except OSError:
+    state, pending = _status(pid, "State")[:1], _status(pid, "SigPnd")
+    if not state:
         return True
-    state = status.partition(b"\nState:\t")[2][:1]
-    pending = status.partition(b"\nSigPnd:\t")[2].partition(b"\n")[0]
-    return state in b"ZX" or (state == b"D" and bool(int(pending, 16) >> 8 & 1))
+    return state[0] in (b"Z", b"X") or (state[0] == b"D" and _has(pending, SIGKILL))
 
 
-def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
+def handles(pid: int, signum: int, how: str = "SigCgt") -> bool:
     """Whether it catches that signal; with `how` SigIgn, whether it ignores it."""
-    try:
-        for line in read_file(f"/proc/{pid}/status").splitlines():
-            if line.startswith(how):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    except OSError:
-        pass
-    return False
+    return _has(_status(pid, how), signum)
+
+
+def _has(mask: list[bytes], signum: int) -> bool:
+    return bool(mask) and bool(int(mask[0], 16) >> (signum - 1) & 1)
 
 
 def pid_in_container(pid: int) -> int | None:
     """Its pid in the pid namespace below ours that it is in; None if that is our own."""
-    try:
-        status = read_file(f"/proc/{pid}/status")
-    except OSError:
-        return None
-    pids = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    pids = _status(pid, "NSpid")
     return int(pids[-1]) if len(pids) > 1 else None
 
 

@@ -1,15 +1,17 @@
 """A job's processes: signals, ends and reaps them. They are all those in the job's cgroup and all
 descendants of this process, except those that the job's owner started and that are followed, and
 those that another daemon (Docker's) started for the job with the job's mark.
-
-Part of the supervisor's program, so imports are few (see there).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM
 
 from carmad.attempt import cgroup as cgroups
 from carmad.attempt.marks import Marks
@@ -28,23 +30,14 @@ from carmad.attempt.proc import (
     write_file,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH211
-
-
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
 # Helpers, such as a logger's that still sends what it has, end by themselves within this time.
 HELPERS_END_S = 1.0
 CLEARED_WITHIN_S = 10.0  # what a container's engine has to remove, once all in it is killed
 KILLED_WITHIN_S = 10.0  # what is still there then waits in the kernel, or is started again
-SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
 VARIABLE = b"CARMA_ATTEMPT_DIR"  # `environment.ATTEMPT_VARIABLE`
 SWEEP_EVERY_S = 0.05
-GONE, LEFT = b"gone", b"left"  # what `sweep` says
+GONE, LEFT = 0, 75  # the exit codes of `sweep`
 LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
@@ -60,6 +53,11 @@ def join_link(pid: int, start: int) -> str:
 def answer_link(name: str) -> str:
     """The name of the link whose target answers the request of that name."""
     return f"answer-{name}"
+
+
+def answer(link: str, why_not: str) -> None:
+    """Even a full disk has room for a link."""
+    Path(link).symlink_to(why_not or DONE)
 
 
 class Tree:
@@ -219,27 +217,24 @@ class Tree:
 
     def obey(self, line: bytes) -> None:
         """Carry out one line of `control`; an incomplete or unknown one is ignored."""
-        verb, _, value = line.partition(b" ")
-        try:
-            if verb == b"because" and self.status is None:
-                self.cause = self.cause or value.decode("ascii", "replace")
-            elif verb == b"stop":
-                self.stopped = self.stopped or self.status is None
-                self.end(float(value))
-            elif verb == b"signal":
-                self.signal(int(value))
-            elif verb == b"until":
-                self.until = float(value)
-            elif verb == b"follow":
-                pid, start = map(int, value.split())
-                self.follow(pid, start)
-                os.symlink(DONE, join_link(pid, start))  # even a full disk has room for it
-            elif verb == b"freeze" or verb == b"allow":
-                number, name = value.split()
-                do = self._freeze if verb == b"freeze" else self._allow
-                os.symlink(do(int(number)) or DONE, answer_link(name.decode("ascii")))
-        except (ValueError, OSError):
-            pass  # whoever wants it followed is told that it is not
+        with contextlib.suppress(ValueError, OSError):  # whoever wants an answer gets none
+            match line.decode("ascii", "replace").split(" "):
+                case ["because", cause] if self.status is None:
+                    self.cause = self.cause or cause
+                case ["stop", grace_s]:
+                    self.stopped = self.stopped or self.status is None
+                    self.end(float(grace_s))
+                case ["signal", signum]:
+                    self.signal(int(signum))
+                case ["until", boot_s]:
+                    self.until = float(boot_s)
+                case ["follow", pid, start]:
+                    self.follow(int(pid), int(start))
+                    answer(join_link(int(pid), int(start)), "")
+                case ["freeze", frozen, name]:
+                    answer(answer_link(name), self._freeze(int(frozen)))
+                case ["allow", most, name]:
+                    answer(answer_link(name), self._allow(int(most)))
 
     def _freeze(self, frozen: int) -> str:
         """Let no process of the job run (1), or all again (0). Returns why not, or ""."""
@@ -320,7 +315,7 @@ class Tree:
     def _hang_up(self) -> None:
         """SIGHUP to shells, once only they are left: at a terminal they ignore SIGTERM."""
         left = {pid: start for pid, start in self.everyone().items() if running(pid, start)}
-        if all(handles(pid, SIGTERM, b"SigIgn:") for pid in left):
+        if all(handles(pid, SIGTERM, "SigIgn") for pid in left):
             for pid, start in left.items():
                 send(pid, start, SIGHUP)
 
@@ -369,9 +364,8 @@ def kill_all(find: Callable[[], Mapping[int, int]]) -> None:
 
 
 def sweep() -> None:
-    """Kill what a killed supervisor left running where there is no cgroup: `ATTEMPT_DIR UID`. In a
-    process of its own, as finding it can take long. Writes at the end whether none is left (GONE),
-    or what is left cannot be killed (LEFT)."""
+    """Kill what a killed supervisor left running where there is no cgroup: `ATTEMPT_DIR UID`. Exits
+    with GONE if nothing is left, and with LEFT if what is left cannot be killed."""
     mark, uid = os.fsencode(sys.argv[1]), int(sys.argv[2])
     marks, began = Marks(VARIABLE), time.monotonic()
     while found := marks.having(mark, _running_processes(uid)):
@@ -380,7 +374,7 @@ def sweep() -> None:
         if time.monotonic() - began > KILLED_WITHIN_S and all(map(unkillable, found)):
             break
         time.sleep(SWEEP_EVERY_S)
-    os.write(1, LEFT if found else GONE)
+    sys.exit(LEFT if found else GONE)
 
 
 def _running_processes(uid: int) -> dict[int, int]:

@@ -15,19 +15,20 @@ import logging
 import os
 import queue
 import select
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGKILL
 
 from carmad import beats
 from carmad.attempt import cgroup, exits, process_tree, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts, for_good
-from carmad.attempt.forks import helpers
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.proc import process_stat, send, unkillable
-from carmad.attempt.process_tree import SIGKILL
+from carmad.attempt.starting import program
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.engine.clock import boot_id, boottime
@@ -49,7 +50,7 @@ class _Attempt:
     started: exits.StartRecord | None = None
     cgroup: str | None = None  # of all its processes; None: it has none, or none is known
     pidfd: int | None = None
-    sweep: int | None = None  # the pipe of who ends what the supervisor left, without a cgroup
+    sweep: subprocess.Popen[bytes] | None = None  # of what the supervisor left, without a cgroup
     swept: bool = False
     facts: ExitFacts | None = None  # of its end, once it has ended
     clear_by: float = 0.0  # monotonic
@@ -95,9 +96,8 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         for attempt in self._attempts.values():
-            for fd in (attempt.pidfd, attempt.sweep):
-                if fd is not None:
-                    os.close(fd)
+            if attempt.pidfd is not None:
+                os.close(attempt.pidfd)
         os.close(self._wake)
 
     def watch(self, job: Job) -> None:
@@ -234,17 +234,14 @@ class Shepherd:
         if attempt.cgroup is None:
             if attempt.swept:
                 return True
-            if attempt.sweep is None:
-                attempt.sweep = _sweep(attempt.directory, attempt.job.spec.uid)
-            try:
-                said = os.read(attempt.sweep, len(process_tree.LEFT))
-            except BlockingIOError:
+            attempt.sweep = attempt.sweep or _sweep(attempt.directory, attempt.job.spec.uid)
+            code = attempt.sweep.poll()
+            if code is None:
                 return False
-            os.close(attempt.sweep)
             attempt.sweep = None
-            if not said:  # it was killed, or found no memory
+            if code not in (process_tree.GONE, process_tree.LEFT):  # killed, or without memory
                 raise RuntimeError(f"the sweep of job {attempt.job.id} failed")
-            attempt.facts = replace(attempt.facts, left=said == process_tree.LEFT)
+            attempt.facts = replace(attempt.facts, left=code == process_tree.LEFT)
             attempt.swept = True
             return True
         left = cgroup.members(attempt.cgroup)
@@ -278,22 +275,10 @@ class Shepherd:
         return None if boot_s is None else self._clock() - max(0.0, boottime() - boot_s)
 
 
-def _sweep(directory: Path, uid: int) -> int:
-    """Start a sweep; returns the end of a pipe, on which it says what came of it."""
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
-    words = str(directory), str(uid)
-    try:
-        sweep = helpers().start(
-            "carmad.attempt.process_tree", "sweep", "carma:sweep", *words, fds={1: theirs}
-        )
-    except OSError:
-        os.close(ours)
-        raise
-    finally:
-        os.close(theirs)
-    sweep.close()
-    return ours
+def _sweep(directory: Path, uid: int) -> subprocess.Popen[bytes]:
+    """A process of its own, as finding it can take long."""
+    words = [*program("carmad.attempt.process_tree", "sweep"), str(directory), str(uid)]
+    return subprocess.Popen(words, env={}, cwd="/", start_new_session=True)
 
 
 def _open_pidfd(started: exits.StartRecord) -> int | None:

@@ -1,31 +1,23 @@
-"""Starts a user's program in a child process, for a job's supervisor and a trial's attendant.
-
-Part of both programs, so imports are few (see `supervisor`).
-"""
-# pathlib would take longer to import than the supervisor takes to start a job:
-# ruff: noqa: PTH118, PTH120, SIM105
+"""Starts a user's program in a child process, for a job's supervisor and a trial's attendant."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import json
 import os
 import resource
 import select
+import signal
 import sys
 import time
-
-from carmad.attempt.proc import read_file
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
 
 REPORT_BYTES = 4096
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SIG_DFL, SIG_IGN = 0, 1
-SIGKILL, SIGCHLD = 9, 17
-SIG_SETMASK = 2
 
 HINTS = {
     errno.ENOENT: "check the spelling, a script's #! line, and the PATH you submit with",
@@ -35,81 +27,66 @@ HINTS = {
 }
 
 libc = ctypes.CDLL(None, use_errno=True)
-libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-libc.signal.restype = ctypes.c_void_p
 
 
-class Launch:
-    """What to run: NUL-terminated `key=value` fields, with the exact bytes that execve gets."""
+class Launch(NamedTuple):
+    """What to run. A str that is not valid text stands for the exact bytes that execve gets, as in
+    `os.fsencode`."""
 
-    def __init__(self, raw: bytes) -> None:
-        self.argv: list[bytes] = []
-        self.env: dict[str, str] = {}
-        self.limits: dict[str, bytes] = {}  # of its cgroup, by file
-        self.rlimits: dict[str, int] = {}  # soft ones; -1: unlimited
-        fields: dict[bytes, bytes] = {}
-        for field in raw.split(b"\0")[:-1]:
-            key, _, value = field.partition(b"=")
-            if key == b"arg":
-                self.argv.append(value)
-            elif key == b"env":
-                name, _, content = os.fsdecode(value).partition("=")
-                self.env[name] = content
-            elif key == b"limit":
-                file, _, limit = value.partition(b"=")
-                self.limits[os.fsdecode(file)] = limit
-            elif key == b"rlimit":
-                name, _, soft = os.fsdecode(value).partition("=")
-                self.rlimits[name] = int(soft)
-            else:
-                fields[key] = value
-        self.uid = int(fields[b"uid"])
-        self.gid = int(fields[b"gid"])
-        self.groups = [int(group) for group in fields[b"groups"].split(b",") if group]
-        self.umask = int(fields[b"umask"])
-        self.cwd = fields[b"cwd"]
-        self.stdout = fields[b"stdout"]
-        self.stderr = fields[b"stderr"]
-        self.grace_s = float(fields[b"grace_s"])
-        self.until = float(fields.get(b"until", b"inf"))  # in seconds since boot: then it is ended
-        # A process that the job's owner started: pid and start time. Then nothing else is run.
-        self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
-        # Another system's limits hold for it, so it stays in its cgroup.
-        self.stays = b"stays" in fields
-        # On which it starts; none: any.
-        self.cpus = {int(cpu) for cpu in fields.get(b"cpus", b"").split(b",") if cpu}
-        # Its program is in a container, with the processes of an engine around it.
-        self.contained = b"contained" in fields
-        # A cgroup to make for the job, where it has no unit.
-        self.cgroup = os.fsdecode(fields[b"cgroup"]) if b"cgroup" in fields else None
-        # The boot in which the daemon launched it, as the daemon sees it: it may see another one
-        # than we do (in a container, or behind ProtectProc=).
-        self.boot_id = os.fsdecode(fields.get(b"boot_id", b""))
-        # Where a wrapper (conda's) can report that the program could not be started.
-        self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    uid: int
+    gid: int
+    groups: Sequence[int]
+    umask: int
+    cwd: str
+    stdout: str
+    stderr: str
+    grace_s: float
+    rlimits: Mapping[str, int] = {}  # soft ones; -1: unlimited
+    # Its program is in a container, with the processes of an engine around it.
+    contained: bool = False
+    # Where a wrapper (conda's) can report that the program could not be started.
+    report_fd: int | None = None
+    until: float = float("inf")  # in seconds since boot: then it is ended
+    # A process that the job's owner started: pid and start time. Then nothing else is run.
+    follow: Sequence[int] | None = None
+    # Another system's limits hold for it, so it stays in its cgroup.
+    stays: bool = False
+    cpus: Sequence[int] = ()  # on which it starts; none: any
+    # A cgroup to make for the job, where it has no unit; and limits of its cgroup, by file.
+    cgroup: str | None = None
+    limits: Mapping[str, str] = {}
+    # The boot in which the daemon launched it, as the daemon sees it: it may see another one than
+    # we do (in a container, or behind ProtectProc=).
+    boot_id: str = ""
+
+    @classmethod
+    def loads(cls, raw: bytes) -> Self:
+        """Raises ValueError or TypeError."""
+        return cls(**json.loads(raw))
+
+    def dumps(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
 
 
 def block(*signums: int) -> None:
     """Block these signals and no others, whatever the daemon had blocked when it started us."""
-    mask = sum(1 << signum - 1 for signum in signums)
-    libc.sigprocmask(SIG_SETMASK, mask.to_bytes(128, "little"), None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signums)
 
 
 def heed_signals() -> None:
     """Ignore none: a new program would ignore it, too. Python ignores SIGPIPE, and we ignore
     others."""
-    ignored = read_file("/proc/self/status").partition(b"\nSigIgn:\t")[2][:16]
-    mask = int(ignored, 16)
-    while mask:
-        signum = (mask & -mask).bit_length()
-        libc.signal(signum, SIG_DFL)
-        mask &= mask - 1
+    for signum in signal.valid_signals():
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def adopt_orphans() -> None:
     """Whatever our descendants leave behind becomes our child, to be reaped."""
     # The daemon may ignore it, and then children could not be reaped.
-    libc.signal(SIGCHLD, SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
 
@@ -117,7 +94,7 @@ def adopt_orphans() -> None:
 def program(module: str, function: str = "main") -> list[str]:
     """The argv that calls a function of a module of this CARMA, without importing `site`, which
     would double the time until a job starts."""
-    root = os.path.dirname(__file__).removesuffix("/carmad/attempt")
+    root = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({root!r}); import {module} as m; m.{function}()"
     return [sys.executable, "-I", "-S", "-c", code]
 
@@ -174,7 +151,7 @@ def aside(run: Callable[[int], None], within_s: float, most: int) -> tuple[bytes
                 os.waitpid(pid, 0)
                 return said, True
             said = (said + data)[:most]
-        os.kill(pid, SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         return said, False
     finally:
         os.close(ours)
@@ -192,10 +169,8 @@ def become_job(launch: Launch) -> None:
     become_user(launch)
     os.umask(launch.umask)
     if launch.cpus:
-        try:
+        with contextlib.suppress(OSError):  # the daemon has none of these: any will do
             os.sched_setaffinity(0, launch.cpus)
-        except OSError:
-            pass  # the daemon has none of these: any will do
     try:
         os.chdir(launch.cwd)
     except OSError as error:
@@ -209,41 +184,22 @@ def become_job(launch: Launch) -> None:
 def die_with_parent() -> None:
     """Be killed when our parent ends, from here on: call it after changing the user, which would
     undo it. A pipe that only the parent reads tells whether it had ended before."""
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def limit(rlimits: dict[str, int]) -> None:
+def limit(rlimits: Mapping[str, int]) -> None:
     """Set these soft limits, as far as the hard ones allow."""
     for name, soft in rlimits.items():
         which = getattr(resource, f"RLIMIT_{name.upper()}")
         hard = resource.getrlimit(which)[1]
         if hard != resource.RLIM_INFINITY and not 0 <= soft <= hard:
             soft = hard
-        try:
+        with contextlib.suppress(OSError, ValueError):  # the kernel has a limit of its own
             resource.setrlimit(which, (soft, hard))
-        except (OSError, ValueError):
-            pass  # the kernel has a limit of its own
 
 
-def readable(name: bytes) -> str:
-    return name[:200].decode("utf-8", "replace")
-
-
-def execute(argv: list[bytes], env: dict[str, str]) -> None:
-    """os.execvpe without its imports: the user may not be allowed to read Python's files."""
-    name = argv[0]
-    if b"/" in name:
-        os.execve(name, argv, env)
-    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for directory in os.fsencode(env.get("PATH", os.defpath)).split(b":"):
-        try:
-            os.execve(os.path.join(directory, name), argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            if failure.errno == errno.ENOENT:
-                failure = error
-    raise failure
+def readable(name: str) -> str:
+    return os.fsencode(name[:200]).decode("utf-8", "replace")
 
 
 def start_program(launch: Launch, report: int) -> None:
@@ -255,8 +211,10 @@ def start_program(launch: Launch, report: int) -> None:
     block()
     limit(launch.rlimits)
     try:
-        execute(launch.argv, launch.env)
+        os.execvpe(launch.argv[0], [*launch.argv], launch.env)
     except OSError as error:
-        what = "command not found" if error.errno == errno.ENOENT else error.strerror
-        hint = HINTS.get(error.errno or 0, "")
+        # The latter, if the last of PATH is a file.
+        is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        what = "command not found" if is_missing else error.strerror
+        hint = HINTS.get(errno.ENOENT if is_missing else error.errno or 0, "")
         raise CannotStart(f"cannot run {readable(launch.argv[0])}: {what}", hint) from error

@@ -1,8 +1,7 @@
 """The process that starts one attempt of a job, outlives the daemon, and records how it ended.
 
-It is forked from a server (`forkserver`), or `command(ATTEMPT_DIR)` runs it. Standard library only,
-and little of it: all that is imported is in the memory of every supervisor. In the attempt
-directory:
+It is forked from a server (`forkserver`), or `command(ATTEMPT_DIR)` runs it: the standard library
+only, as it runs without `site`. In the attempt directory:
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives
@@ -29,35 +28,27 @@ directory:
              (processes of the main one's session that outlived it, and were ended).
              Written once no other process of the job is left
 """
-# pathlib, contextlib and socket would take longer to import than this program takes to start a job:
-# ruff: noqa: PTH104, PTH106, PTH109, PTH110, PTH115, PTH118, PTH119, SIM105
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import select
 import signal
+import socket
 import stat
 import sys
 import time
-from _socket import (
-    AF_UNIX,
-    CMSG_LEN,
-    MSG_CMSG_CLOEXEC,
-    SCM_RIGHTS,
-    SOCK_STREAM,
-    SOL_SOCKET,
-    socketpair,
-)
+from pathlib import Path
+from signal import SIGTERM
 
 from carmad.attempt.cgroup import MemoryEvents, cgroup_beside, create, name_of, settle, unit_cgroup
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
-from carmad.attempt.process_tree import SIGTERM, Tree, boottime
+from carmad.attempt.process_tree import Tree, boottime
 from carmad.attempt.starting import (
     REPORT_BYTES,
-    SIG_IGN,
     CannotStart,
     Launch,
     adopt_orphans,
@@ -67,16 +58,11 @@ from carmad.attempt.starting import (
     block,
     die_with_parent,
     fork,
-    libc,
     program,
     readable,
     start_program,
     write_all,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from _socket import socket
 
 LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
     "lock",
@@ -87,13 +73,12 @@ LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
     "tail",
     "exit",
 )
+HERE = Path()
 TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
 SEALED_WITHIN_S = 2.0
 F_GET_SEALS, F_SEAL_WRITE = 1034, 8  # `fcntl` has them from Python 3.13 on
-FD_BYTES = 4
 LOGS = b"logs"  # the first word of the child's first line
-SIGHUP, SIGINT = 1, 2
 REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
 KILLED_LAST = b"-900"  # of all processes, by the kernel's OOM killer; 0 is the usual
 OOM_SCORE = "/proc/self/oom_score_adj"
@@ -101,13 +86,12 @@ OOM_SCORE = "/proc/self/oom_score_adj"
 
 def write_durably(name: str, data: bytes) -> None:
     """Replace `name` in the current directory; complete and on disk when this returns."""
-    fd = os.open(name + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(name + ".tmp", name)
+    part = Path(f"{name}.tmp")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(name)
     sync_directory(".")
 
 
@@ -119,7 +103,7 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def open_log(path: bytes, target: int, header: bytes) -> int:
+def open_log(path: str, target: int, header: bytes) -> int:
     """Append what is written to `target` to this file. Returns the offset at which that begins,
     after the header, which is written only if the file is not empty."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
@@ -133,49 +117,46 @@ def open_log(path: bytes, target: int, header: bytes) -> int:
     status = os.fstat(target)
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
         return 0
-    try:
+    with contextlib.suppress(OSError):  # the disk is full
         write_all(target, header)
-    except OSError:
-        pass  # the disk is full
     return os.fstat(target).st_size
 
 
 def attempt_header() -> bytes:
     """The line before an attempt's output in a log that it shares with others. `carma logs` relies
     on it. Called in the attempt's directory."""
-    job, _, attempt = os.path.basename(os.getcwd()).partition(".")
+    job, _, attempt = Path.cwd().name.partition(".")
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return f"\n=== carma job {job}, attempt {attempt}, {now} ===\n".encode()
 
 
-def send_logs(link: socket, launch: Launch) -> None:
+def send_logs(link: socket.socket, launch: Launch) -> None:
     """Pass on the logs, opened for reading: their ends are found even if they have been deleted or
     moved by then. Raises OSError if one cannot be read: then their paths are used."""
     fds: list[int] = []
     for path, target in {launch.stderr: 2, launch.stdout: 1}.items():
         status = os.fstat(target)
         is_file = stat.S_ISREG(status.st_mode)
-        fds.insert(0, os.open(path if is_file else b"/dev/null", os.O_RDONLY | os.O_NONBLOCK))
+        fds.insert(0, os.open(path if is_file else os.devnull, os.O_RDONLY | os.O_NONBLOCK))
         if is_file and not os.path.samestat(status, os.fstat(fds[0])):
             return  # it was replaced just now
-    rights = b"".join(fd.to_bytes(FD_BYTES, sys.byteorder) for fd in fds)
-    link.sendmsg([LOGS], [(SOL_SOCKET, SCM_RIGHTS, rights)])
+    socket.send_fds(link, [LOGS], fds)
 
 
-def receive_logs(link: socket) -> list[int]:
+def receive_logs(link: socket.socket) -> list[int]:
     """The logs that came, if any. Closes `link`."""
-    try:
-        _, sent, *_ = link.recvmsg(len(LOGS), CMSG_LEN(2 * FD_BYTES), MSG_CMSG_CLOEXEC)
-    except OSError:
-        sent = []
-    link.close()
-    rights = sent[0][2] if sent else b""
-    starts = range(0, len(rights), FD_BYTES)
-    return [int.from_bytes(rights[at : at + FD_BYTES], sys.byteorder) for at in starts]
+    with link, contextlib.suppress(OSError):
+        return socket.recv_fds(link, len(LOGS), 2, socket.MSG_CMSG_CLOEXEC)[1]
+    return []
 
 
 def run_job(
-    launch: Launch, cgroup: str | None, oom_score: bytes, header: bytes, link: socket, report: int
+    launch: Launch,
+    cgroup: str | None,
+    oom_score: bytes,
+    header: bytes,
+    link: socket.socket,
+    report: int,
 ) -> None:
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
@@ -198,10 +179,8 @@ def run_job(
         begins = [begin]
     else:
         begins = [begin, open_log(launch.stderr, 2, header)]
-    try:
+    with contextlib.suppress(OSError):
         send_logs(link, launch)
-    except OSError:
-        pass
     write_all(report, b"%s %s\n" % (LOGS, b" ".join(b"%d" % each for each in begins)))
     start_program(launch, report)
 
@@ -212,7 +191,7 @@ def watch(
     report: int,
     grace_s: float,
     memory: MemoryEvents,
-    link: socket | None = None,
+    link: socket.socket | None = None,
 ) -> tuple[bytes, list[int]]:
     """Serve the job until none of its processes is left. Returns what came over `report`, and the
     logs that came over `link`. Without that, the main process is followed, and `report` is a pidfd
@@ -260,10 +239,8 @@ def watch(
                 tree.interrupted = tree.interrupted or tree.status is None
                 tree.end(grace_s)
     if link:
-        try:
+        with contextlib.suppress(BlockingIOError):
             said += os.read(report, REPORT_BYTES)
-        except BlockingIOError:
-            pass
         if link.fileno() >= 0:
             logs = receive_logs(link)
     return said, logs
@@ -287,7 +264,7 @@ def read_tail(fd: int, begin: int) -> bytes:
     return os.pread(fd, TAIL_BYTES, max(begin, status.st_size - TAIL_BYTES))
 
 
-def open_tail(path: bytes, sealed: bool) -> int | None:
+def open_tail(path: str, sealed: bool) -> int | None:
     """`sealed`: once its writer has sealed it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -328,18 +305,17 @@ def read_tails(launch: Launch, begins: list[int], logs: list[int]) -> bytes:
     return aside(read, TAIL_WITHIN_S, 2 * TAIL_BYTES)[0]
 
 
-def why_stopped(directory: str | os.PathLike[str] = ".") -> str:
+def why_stopped(directory: Path = HERE) -> str:
     """The cause in `stop`; "" if there is none."""
-    try:
-        return os.readlink(os.path.join(directory, STOP))
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError):
+        return str((directory / STOP).readlink())
+    return ""
 
 
-def is_stopped(directory: str | os.PathLike[str] = ".") -> bool:
+def is_stopped(directory: Path = HERE) -> bool:
     """Whether the attempt was stopped or revoked in a way that keeps any supervisor that has not
     started yet from running it."""
-    return os.path.lexists(os.path.join(directory, STOP))
+    return (directory / STOP).is_symlink()
 
 
 def keep(name: str, data: bytes) -> None:
@@ -366,13 +342,6 @@ def open_followed(pid: int, start: int) -> int:
     return pidfd
 
 
-def quote(text: str | None) -> str:
-    """As JSON; null if that would take more than a line to write."""
-    if text is None or not (text.isascii() and text.isprintable()):
-        return "null"
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def how_it_ended(status: int) -> tuple[int | None, int | None]:
     """The exit code, or the signal; neither if that is not known."""
     if status == UNKNOWN:
@@ -386,12 +355,12 @@ def supervise(directory: str) -> None:
     """Run the attempt in the current directory, from `started` to `exit`. `directory`: the same,
     as its processes have it in their environment."""
     block(SIGTERM)  # until `watch` can handle it
-    for signum in (SIGHUP, SIGINT):
-        libc.signal(signum, SIG_IGN)
+    for signum in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
     if os.getsid(0) != os.getpid():
         os.setsid()
     adopt_orphans()
-    launch = Launch(read_file(LAUNCH))
+    launch = Launch.loads(read_file(LAUNCH))
     control = os.open(CONTROL, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reaches its end
     started_at = time.time()
     own = process_stat(os.getpid())
@@ -400,7 +369,7 @@ def supervise(directory: str) -> None:
     tell_kernel(OOM_SCORE, KILLED_LAST)
     whole = group = alone = None  # the cgroup of the attempt; of the job, which may be the same
     if not launch.stays:
-        alone = launch.cgroup or cgroup_beside(name_of(*os.path.basename(os.getcwd()).split(".")))
+        alone = launch.cgroup or cgroup_beside(name_of(*Path.cwd().name.split(".")))
         if alone:
             whole = group = create(alone, launch.limits)
         elif whole := unit_cgroup():
@@ -409,18 +378,20 @@ def supervise(directory: str) -> None:
     memory = MemoryEvents(group)
     tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
     tree.until = launch.until
-    report, follows = -1, "null"
+    report = -1
     if launch.follow:
         tree.main, start = launch.follow
-        follows = str(tree.main)
         report = open_followed(tree.main, start)
         tree.follow(tree.main, start)  # before `started`, which lets it begin
-    write_durably(
-        STARTED,
-        f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{launch.boot_id}", '
-        f'"at": {started_at}, "follows": {follows}, '
-        f'"cgroup": {quote(group and whole)}}}\n'.encode(),
-    )
+    started = {
+        "pid": os.getpid(),
+        "start_ticks": own[1],
+        "boot_id": launch.boot_id,
+        "at": started_at,
+        "follows": launch.follow and tree.main,
+        "cgroup": group and whole,
+    }
+    write_durably(STARTED, json.dumps(started).encode())
     sync_directory("..")  # the launcher made our directory without syncing it
 
     said: bytes = b""
@@ -440,7 +411,7 @@ def supervise(directory: str) -> None:
         tree.status = SIGTERM
     else:
         header = attempt_header()
-        link, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        link, theirs = socket.socketpair()
         link.setblocking(False)
         tree.main, report = fork(lambda out: run_job(launch, group, oom_score, header, theirs, out))
         theirs.close()
@@ -449,18 +420,14 @@ def supervise(directory: str) -> None:
     code, killed_by = how_it_ended(tree.status)
     memory.look()
     if alone:
-        try:
-            os.rmdir(alone)
-        except OSError:
-            pass  # it never was, or what the job made in it is still there
+        with contextlib.suppress(OSError):  # it never was, or the job has made something in it
+            Path(alone).rmdir()
 
     begins, error = split_report(said)
     message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
-    try:
+    with contextlib.suppress(OSError):  # the tail is optional, `exit` is not
         if tail := read_tails(launch, begins or [0], logs):
             write_durably(TAIL, tail)
-    except OSError:
-        pass  # the tail is optional, `exit` is not
     record = {
         "code": code,
         "signal": killed_by,
@@ -491,7 +458,7 @@ def main() -> None:
         return  # another supervisor is running
     # Only we hold it: a child may hang before it has become the user's program.
     os.register_at_fork(after_in_child=lambda: os.close(lock))
-    if not os.path.exists(STARTED):
+    if not Path(STARTED).exists():
         supervise(sys.argv[1])
 
 

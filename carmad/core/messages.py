@@ -19,21 +19,26 @@ from carmad.learning.models import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Discovered:
+class Event:
+    """What goes into the core; `at` is when it happened."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered(Event):
     """The GPUs that exist now: sent at every start, and when MIG instances come or go.
 
     `unread`: why they are not known yet, such as a driver loaded late; then `gpus` is empty."""
 
-    at: float
     gpus: tuple[Gpu, ...]
     unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(Event):
     """New jobs, with ids from `first` on: one job, or tasks of an array."""
 
-    at: float
     first: JobId
     specs: tuple[JobSpec, ...]
     held: bool = False
@@ -43,10 +48,9 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Event):
     """A process that runs on `gpus` already, as `spec.process`, becomes a job."""
 
-    at: float
     id: JobId
     spec: JobSpec
     gpus: tuple[GpuId, ...]
@@ -57,10 +61,9 @@ UNESTIMATED = "has no memory estimate"  # how a note begins that says why
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class Estimated(Event):
     """An estimator's answer; None when it has none."""
 
-    at: float
     job: JobId
     estimate: Estimate | None
     note: str = ""  # why there is none
@@ -70,43 +73,38 @@ class Estimated:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    at: float
+class Sampled(Event):
     samples: tuple[GpuSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class Silent(Event):
     """All GPUs of which there are no readings now, and why."""
 
-    at: float
     gpus: tuple[tuple[GpuId, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class Postponed(Event):
     """The attempt cannot start now, through no fault of the job; `over`: it has started at last."""
 
-    at: float
     job: JobId
     attempt: int
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class Began(Event):
     """An attempt without GPUs has been launched: no first kernel will tell that it runs."""
 
-    at: float
     job: JobId
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Event):
     """An attempt is over and its processes and GPU memory are gone. Repeats are harmless."""
 
-    at: float
     job: JobId
     attempt: int
     exit: Exit
@@ -115,20 +113,18 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(Event):
     """Cancel this job and the `more` jobs whose ids follow its own."""
 
-    at: float
     job: JobId
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class HoldRequested:
+class HoldRequested(Event):
     """Hold (`held`) or release this waiting job and the `more` whose ids follow its own."""
 
-    at: float
     job: JobId
     held: bool
     by: str
@@ -136,11 +132,10 @@ class HoldRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRequested:
+class UpdateRequested(Event):
     """Set the options `names` of this job, and of the `more` whose ids follow its own, to their
     values in `spec`; its other fields do not count. `admin`: `by` is an administrator."""
 
-    at: float
     job: JobId
     spec: JobSpec
     names: tuple[str, ...]
@@ -150,42 +145,38 @@ class UpdateRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendRequested:
+class SuspendRequested(Event):
     """Suspend this running job, until its resumption is requested; and the `more` jobs whose ids
     follow its own."""
 
-    at: float
     job: JobId
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRequested:
+class ResumeRequested(Event):
     """Let this suspended job wait for GPUs, and the `more` jobs whose ids follow its own."""
 
-    at: float
     job: JobId
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class MoveRequested:
+class MoveRequested(Event):
     """Move this running job to these GPUs."""
 
-    at: float
     job: JobId
     gpus: tuple[GpuId, ...]
     by: str
 
 
 @dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspended(Event):
     """What came of a `Suspend`. `why`: it could not be done, and the job runs on; or (`lost`) its
     processes are of no use any more."""
 
-    at: float
     job: JobId
     attempt: int
     why: str = ""
@@ -193,11 +184,10 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Event):
     """What came of a `Resume`. `why`: it could not be done, and the job is suspended as before; or
     (`lost`) its processes are of no use any more. `hung`: as the driver did not answer."""
 
-    at: float
     job: JobId
     attempt: int
     why: str = ""
@@ -206,10 +196,9 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class RequeueRequested:
+class RequeueRequested(Event):
     """Run a job again, under the same id: one that has ended, or that is to be stopped for it."""
 
-    at: float
     job: Job  # as it was when this was asked: the core forgets ended jobs
     by: str
     ended: tuple[tuple[JobId, JobState], ...] = ()  # how its dependencies ended
@@ -220,11 +209,10 @@ CARMAD = "carmad"
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(Event):
     """Drain `gpu`, or (`reason` None) resume it. `move`: jobs on it go elsewhere, where they can
     be suspended."""
 
-    at: float
     gpu: GpuId
     reason: str | None
     by: str  # an administrator, or CARMAD, whose drain replaces no other
@@ -232,120 +220,75 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRequested:
+class LimitRequested(Event):
     """Set a limit. What is None in it stays as it was; with `clear`, it goes."""
 
-    at: float
     limit: Limit
     clear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(Event):
     """Make this reservation. Without effect if its id is taken or it meets another one."""
 
-    at: float
     reservation: Reservation
 
 
 @dataclass(frozen=True, slots=True)
-class Unreserved:
+class Unreserved(Event):
     """Cancel this reservation."""
 
-    at: float
     id: int
     by: str
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class Noticed(Event):
     """Something about a running job that its owner should know."""
 
-    at: float
     job: JobId
     note: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(Event):
     """A running job's report of its step time and stage times."""
 
-    at: float
     job: JobId
     seconds: float
     stages: StageTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Event):
     """A running job's report of metrics, such as its accuracy."""
 
-    at: float
     job: JobId
     metrics: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(Event):
     """Newly trained models, by name; the others are kept."""
 
-    at: float
     models: tuple[tuple[str, Model], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reconfigured:
+class Reconfigured(Event):
     """New settings. Plugins keep those that they were made with."""
 
-    at: float
     settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """Time has passed: time limits and begin times are checked."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(Event):
     """The daemon is stopping while jobs keep running: save their usage so far."""
-
-    at: float
-
-
-Event = (
-    Discovered
-    | Submitted
-    | Adopted
-    | Estimated
-    | Sampled
-    | Silent
-    | Postponed
-    | Began
-    | Exited
-    | CancelRequested
-    | HoldRequested
-    | UpdateRequested
-    | SuspendRequested
-    | ResumeRequested
-    | MoveRequested
-    | Suspended
-    | Resumed
-    | RequeueRequested
-    | DrainRequested
-    | LimitRequested
-    | Reserved
-    | Unreserved
-    | Noticed
-    | Stepped
-    | Measured
-    | Trained
-    | Reconfigured
-    | Tick
-    | Closing
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Fairness
@@ -14,10 +14,9 @@ from carmad.core.jobs.control import refusal
 from carmad.core.jobs.findings import Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import Held, Place
-from carmad.core.jobs.line import Quotas, Room, blockers, host_room
-from carmad.core.jobs.states import JobState
+from carmad.core.jobs.line import Gate
 from carmad.core.jobs.tasks import JobsById
-from carmad.core.placing.decision import Decision, Reason
+from carmad.core.placing.decision import Decision
 from carmad.core.placing.view import View
 from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Shares
@@ -48,33 +47,15 @@ class Scene:
     def now(self) -> float:
         return self.view.now
 
-    def blocker(self, job: Job) -> Reason | None:
-        """Why a queued job is not shown to the policy, or does not start without GPUs; None if it
-        is, or does."""
-        return next(self.blockers(job), None)
-
-    def blockers(self, job: Job) -> Iterator[Reason]:
-        """Every such reason."""
-        return self._blockers(job, self.memo.recall("room", self._room))
-
     @property
-    def quotas(self) -> Quotas:
-        settings = self.view.settings.limits
-        return self.memo.recall(
-            "quotas", Quotas, self.limits, settings, self.held.gpus, self.shares, self.now
-        )
+    def gate(self) -> Gate:
+        """Why a queued job is not shown to the policy, or does not start without GPUs."""
+        return self.memo.recall("gate", self._gate)
 
-    def _blockers(self, job: Job, room: Room | None = None) -> Iterator[Reason]:
-        return blockers(job, self.now, self.live, self.held, self.quotas, self.unread, room)
-
-    def _room(self) -> Room:
-        def ready(job: Job) -> bool:
-            return job.state is JobState.QUEUED and next(self._blockers(job), None) is None
-
-        of_gpus = (job for job in self.line if job.spec.gpus)
-        of_cpus = (job for job in self.line if not job.spec.gpus)
-        host, standing = self.view.settings.host, self.shares.standing
-        return host_room(host, self.held, (of_gpus, of_cpus), ready, standing)
+    def _gate(self) -> Gate:
+        lines = ([job for job in self.line if bool(job.spec.gpus) is of] for of in (True, False))
+        known = self.now, self.live, self.held, self.limits, self.shares
+        return Gate(*known, self.view.settings, self.unread, lines)
 
     def place(self, job: JobId) -> int | None:
         """A job's place in line, from 1."""

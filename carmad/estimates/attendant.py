@@ -1,31 +1,33 @@
 """The process that runs a program for a trial, within limits, and makes sure that nothing of it is
 left.
 
-Standard library only, and little of it, as in `supervisor`. Its arguments are the file descriptor
-for the program's answer, the limits in seconds and in bytes of memory, and the cgroup, if any. Its
-other file descriptors are
+Standard library only, as in `supervisor`. Its arguments are the file descriptor
+for the program's answer, as which the program gets it, the limits in seconds and in bytes of
+memory, and the cgroup, if any. Its other file descriptors are
 
 - 0  what to run (`starting.Launch`)
 - 1  the program's stdout and stderr
-- 2  the outcome, written at the end: `code N`, `signal N`, `late`, `beyond` and the limit that was
-     exceeded, or `error` and why the program could not be started. When its reader is gone, the
+- 2  the outcome, written at the end: fields of `Trial`, as JSON. When its reader is gone, the
      program is ended at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import resource
 import select
 import sys
 import time
+from pathlib import Path
+from signal import SIGCHLD, SIGKILL, sigtimedwait
 
 from carmad.attempt.cgroup import oom_kills, own_cgroup
-from carmad.attempt.proc import descendants, read_file, tell_kernel, write_file
-from carmad.attempt.process_tree import SIGKILL, Tree
+from carmad.attempt.proc import descendants, processes, read_file, tell_kernel, write_file
+from carmad.attempt.process_tree import Tree
 from carmad.attempt.starting import (
     REPORT_BYTES,
-    SIGCHLD,
     Launch,
     adopt_orphans,
     aside,
@@ -36,15 +38,12 @@ from carmad.attempt.starting import (
     start_program,
     write_all,
 )
+from carmad.attempt.supervisor import how_it_ended
 
 # -- limits on the processes and memory of a trial, including all that it starts. If systemd has
 # delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has its own cgroup below it,
 # and the kernel enforces the limits. Otherwise each process is limited individually, and the
 # attendant regularly checks their total (`broken_limit`)
-
-# pathlib and contextlib would take longer to import than all of this:
-# ruff: noqa: PTH102, PTH106, PTH116, PTH208, SIM105
-
 
 MOST_TASKS = 512  # processes and threads
 LOOK_S = 0.25  # between two checks, without a cgroup
@@ -64,7 +63,7 @@ def trials_cgroup() -> str | None:
     if own is None or not own.endswith(SERVICE) or not _is_delegated(own):
         return None
     try:
-        os.mkdir(f"{own}/{LEAF}")
+        Path(own, LEAF).mkdir()
         for pid in read_file(f"{own}/cgroup.procs").split():
             write_file(f"{own}/{LEAF}/cgroup.procs", pid)
         write_file(f"{own}/cgroup.subtree_control", b"+pids +memory")
@@ -77,22 +76,20 @@ def trials_cgroup() -> str | None:
 def _is_delegated(cgroup: str) -> bool:
     """Whether systemd has delegated it to us, and will not undo what we do there."""
     for name in ("trusted.delegate", "user.delegate"):
-        try:
+        with contextlib.suppress(OSError):
             return os.getxattr(cgroup, name) == b"1"
-        except OSError:
-            pass
     return False
 
 
 def make_cgroup(home: str, name: str, memory: int) -> str | None:
     """Create a trial's cgroup. None if that fails: then the trial is limited without one."""
-    for left in os.listdir(home):
-        if left.startswith(TRIAL) and f"{home}/{left}" not in _in_use:
-            _drop(f"{home}/{left}")  # fails if there are still processes in it
+    for left in map(str, Path(home).glob(f"{TRIAL}*")):
+        if left not in _in_use:
+            _drop(left)  # fails if there are still processes in it
     cgroup = f"{home}/{TRIAL}{name}"
     _in_use.add(cgroup)  # its process has not entered it yet
     try:
-        os.mkdir(cgroup)
+        Path(cgroup).mkdir()
         write_file(f"{cgroup}/pids.max", b"%d" % MOST_TASKS)
         write_file(f"{cgroup}/memory.max", b"%d" % memory)
     except OSError:
@@ -113,10 +110,8 @@ def remove_cgroup(cgroup: str) -> None:
 
 
 def _drop(cgroup: str) -> None:
-    try:
-        os.rmdir(cgroup)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        Path(cgroup).rmdir()
 
 
 def enter_bounds(cgroup: str | None, memory: int) -> None:
@@ -157,14 +152,9 @@ def lower(which: int, most: int) -> None:
 def _tasks(uid: int) -> int:
     """How many tasks a user has: a process's task directory has a link for each thread."""
     count = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                status = os.stat(f"/proc/{name}/task")
-            except OSError:
-                continue
-            if status.st_uid == uid:
-                count += status.st_nlink - 2
+    for pid in processes(uid):
+        with contextlib.suppress(OSError):  # it has ended
+            count += Path(f"/proc/{pid}/task").stat().st_nlink - 2
     return count
 
 
@@ -188,16 +178,11 @@ def _shares(pids: list[int]) -> float:
 
 
 def _share(pid: int) -> int:
-    try:
+    with contextlib.suppress(OSError):
         for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):
                 return int(line.split()[1]) << 10
-    except OSError:
-        pass
     return 0
-
-
-# ruff: noqa: SIM105 - contextlib would cost more to import than all of this
 
 
 GRACE_S = 0.5  # for processes that the program leaves behind, to clean up
@@ -235,12 +220,16 @@ def mount_shared_memory(memory: int) -> bool:
 
 
 def main() -> None:
-    answer, within_s, memory = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    cgroup = sys.argv[4] or None
+    given, answer = int(sys.argv[1]), int(sys.argv[2])
+    if given != answer:
+        os.dup2(given, answer)
+        os.close(given)
+    within_s, memory = float(sys.argv[3]), int(sys.argv[4])
+    cgroup = sys.argv[5] or None
     deadline = time.monotonic() + within_s
     block(SIGCHLD)  # `sigtimedwait` receives it
     adopt_orphans()
-    launch = Launch(read_file("/proc/self/fd/0"))
+    launch = Launch.loads(read_file("/proc/self/fd/0"))
 
     def run(report: int) -> None:
         enter_bounds(cgroup, memory)
@@ -260,20 +249,16 @@ def main() -> None:
     except BlockingIOError:
         error = b""
     assert tree.status is not None
+    said: dict[str, object]
     if error:
-        said = b"error " + error
-    elif beyond:
-        said = b"beyond " + beyond.encode()
-    elif not ended:
-        said = b"late"
-    elif os.WIFSIGNALED(tree.status):
-        said = b"signal %d" % os.WTERMSIG(tree.status)
+        said = {"error": error.decode("utf-8", "replace").partition("\n")[0]}
+    elif beyond or not ended:
+        said = {"beyond": beyond, "timed_out": not beyond}
     else:
-        said = b"code %d" % os.WEXITSTATUS(tree.status)
-    try:
-        write_all(2, said)
-    except BrokenPipeError:
-        pass
+        code, killed_by = how_it_ended(tree.status)
+        said = {"code": code, "signal": killed_by}
+    with contextlib.suppress(BrokenPipeError):
+        write_all(2, json.dumps(said).encode())
 
 
 def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tuple[bool, str]:
@@ -295,8 +280,6 @@ def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tu
 def end(tree: Tree, grace_s: float) -> None:
     """Kill the program at once, as its SIGTERM handler may want to save a checkpoint, and the rest
     after a grace period, as those processes may have to remove files."""
-    from signal import sigtimedwait
-
     os.kill(tree.main, SIGKILL)  # our child, not reaped yet, so the pid has not been reused
     tree.end(grace_s)
     while not tree.reap():

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import selectors
+import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,8 +23,8 @@ from pathlib import Path
 from threading import Event, Lock
 
 from carmad.attempt.environment import job_environment
-from carmad.attempt.forks import helpers
-from carmad.attempt.launcher import Copies, launch_fields
+from carmad.attempt.launcher import Copies, plan_launch
+from carmad.attempt.starting import Launch, program, write_all
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.jobs.attempt import Attempt, GpuId, JobId
@@ -72,8 +73,8 @@ def try_program(
     if stop():
         return _failure(STOPPED)
     try:
-        fields = launch_fields(job, job_environment(job, ()), GRACE_S)
-        with _limits(home, memory_mib << 20) as bound, _attend(fields, within_s, bound) as pipes:
+        launch = plan_launch(job, job_environment(job, ()), GRACE_S)
+        with _limits(home, memory_mib << 20) as bound, _attend(launch, within_s, bound) as pipes:
             found = _listen(*pipes, deadline, stop)
             return found or _failure("the trial failed: it was killed")
     except CarmaError as error:
@@ -125,14 +126,14 @@ def _limits(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _attend(
-    fields: bytes, within_s: float, bound: tuple[int, str]
+    launch: Launch, within_s: float, bound: tuple[int, str]
 ) -> Iterator[tuple[int, int, int]]:
     """Start the program. Yields the pipes of its answer, its output and its attendant's verdict. It
     runs only while the last one is open."""
     with contextlib.ExitStack() as readers, contextlib.ExitStack() as writers:
         request = os.memfd_create("carma-trial")
         writers.callback(os.close, request)
-        os.write(request, fields)
+        write_all(request, launch.dumps())
 
         def pipe() -> tuple[int, int]:
             reader, writer = os.pipe()
@@ -144,20 +145,24 @@ def _attend(
         from_answer, answer = pipe()
         from_output, output = pipe()
         from_verdict, verdict = pipe()
-        attendant = helpers().start(
-            "carmad.estimates.attendant",
-            "main",
-            "carma:trial",
-            *map(str, (ANSWER_FD, within_s, *bound)),
-            fds={0: request, 1: output, 2: verdict, ANSWER_FD: answer},
+        words = map(str, (answer, ANSWER_FD, within_s, *bound))
+        attendant = subprocess.Popen(
+            [*program("carmad.estimates.attendant"), *words],
+            env={},
+            stdin=request,
+            stdout=output,
+            stderr=verdict,
+            pass_fds=[answer],
+            cwd="/",
+            start_new_session=True,
         )
         writers.close()
         try:
             yield from_answer, from_output, from_verdict
         finally:
             readers.close()  # if it is still running, this ends it
-            attendant.has_ended(KILLED_WITHIN_S)
-            attendant.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                attendant.wait(KILLED_WITHIN_S)
 
 
 def _listen(
@@ -170,7 +175,7 @@ def _listen(
             selector.register(pipe, selectors.EVENT_READ)
         while verdict in selector.get_map() and not stop():
             if time.monotonic() > deadline:
-                heard[verdict] += b"late"
+                heard[verdict][:] = json.dumps({"timed_out": True}).encode()
                 break
             for key, _ in selector.select(LOOK_S):
                 if not _read(key.fd, heard[key.fd]):
@@ -203,21 +208,13 @@ def _read(pipe: int, data: bytearray) -> bool:
 
 def _trial(verdict: str, answer: bytes, output: str) -> Trial | None:
     """The trial, from the attendant's verdict, if there is any."""
-    match verdict.split(" ", 1):
-        case ["code", number]:
-            return Trial(answer, output, code=int(number))
-        case ["signal", number]:
-            return Trial(answer, output, signal=int(number))
-        case ["late"]:
-            return Trial(answer, output, timed_out=True)
-        case ["beyond", why]:
-            return Trial(answer, output, beyond=why)
-        case ["error", why]:
-            return _failure(why.partition("\n")[0], output)
-        case ["" | "cold"]:
-            return None
-    last = verdict.strip().rpartition("\n")[2]
-    return _failure(f"the trial failed: {last}", output)
+    if not verdict:
+        return None
+    try:
+        return Trial(answer, output, **json.loads(verdict))
+    except ValueError:
+        last = verdict.strip().rpartition("\n")[2]
+        return _failure(f"the trial failed: {last}", output)
 
 
 JOBS_PER_USER = 200  # remembered: a large array must not displace other users' jobs

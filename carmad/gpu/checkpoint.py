@@ -20,13 +20,13 @@ from dataclasses import asdict
 from typing import Any
 
 from carmad import units
+from carmad.children import hear
 from carmad.gpu.cuda_state import LOCK_WITHIN_S, LOOKS, Moves, Outcome, State
 
 Request = dict[str, object]
 Answer = dict[str, Any]
 
 STATE_WITHIN_S = 10.0  # a helper starts in a tenth of a second
-ENDED_WITHIN_S = 1.0  # after a SIGKILL; one that waits in the kernel is left
 HELPERS = 16  # at once
 
 
@@ -142,18 +142,11 @@ def _environment() -> dict[str, str]:
 def _answer(helper: subprocess.Popen[bytes] | Answer, until: float, late: str) -> Answer | str:
     if isinstance(helper, dict):
         return helper
-    assert helper.stdout
     helper.stdin = None  # it is closed
     try:
-        said, _ = helper.communicate(timeout=max(0.0, until - time.monotonic()))
-        found: Answer = json.loads(said)
+        found: Answer = json.loads(hear(helper, max(0.0, until - time.monotonic())))
         return found
     except subprocess.TimeoutExpired:
         return late
     except ValueError:  # it died, maybe in the driver
         return f"the helper that calls the driver ended with {helper.returncode}"
-    finally:
-        helper.kill()
-        helper.stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            helper.wait(ENDED_WITHIN_S)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from carmad import beats
+from carmad.children import hear
 from carmad.core.jobs.attempt import GpuId
 from carmad.gpu.source import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
@@ -34,7 +35,6 @@ MIB = 1 << 20
 _FRESH_PERIODS = 3
 _BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is restarted
 _ANSWER_S = 20.0
-_KILLED_S = 0.5
 LATE_S = 4 * _ANSWER_S  # at most three questions follow each other
 
 
@@ -65,7 +65,7 @@ class Dcgmi:
     def __init__(self, command: str) -> None:
         self._command = command
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def ask(self, *words: str) -> str:
@@ -74,14 +74,11 @@ class Dcgmi:
         if process is None:
             return ""
         try:
-            return process.communicate(timeout=_ANSWER_S)[0]
+            return hear(process, _ANSWER_S).decode(errors="replace")
         except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel: leave it
-                process.communicate(timeout=_KILLED_S)
             return "the DCGM host engine does not answer\n"
 
-    def start(self, *words: str) -> subprocess.Popen[str] | None:
+    def start(self, *words: str) -> subprocess.Popen[bytes] | None:
         """None after `close`, which must know every process that was started. Raises OSError."""
         with self._lock:
             if self._closed:
@@ -92,8 +89,6 @@ class Dcgmi:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
             )
             return self._process
 
@@ -188,7 +183,7 @@ class DcgmProfiler:
             with dmon:
                 beats.idle()  # DCGM may have nothing to say: its rows then go stale
                 for line in dmon.stdout:
-                    told = self._take(line)
+                    told = self._take(line.decode(errors="replace"))
                     rows += told is None
                     last = told or last
         if not rows:

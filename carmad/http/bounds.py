@@ -8,9 +8,9 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carmad.errors import CarmaError
-from carmad.http.connections import Credentials, Peers
+from carmad.http.connections import Credentials
 from carmad.http.problems import TooLarge, TooSlow, refusal_of
-from carmad.http.shares import LARGE, Share, Shares
+from carmad.http.shares import LARGE, Shares
 
 MAX_BODY = 8 << 20  # of a submission
 MAX_SHORT_BODY = LARGE  # of all other requests
@@ -19,22 +19,22 @@ MOST_VALUES = 500_000  # of its JSON: 8 MB of `[],` become hundreds of megabytes
 FILE_HINT = "Put long data into a file, and pass its name to the job."
 MAX_DISCARDED = 16 << 20  # read and discarded, so that the client reads our answer
 BODY_WITHIN_S = 30.0
-NOBODY = -1  # all callers without a name, and who did not come through the socket
+NOBODY = -1  # who did not come through the socket
 
 
 class Bounded:
     """Reads a complete request, of limited size, when it is its turn among its user's."""
 
-    def __init__(self, app: ASGIApp, peers: Peers, shares: Shares) -> None:
+    def __init__(self, app: ASGIApp, shares: Shares) -> None:
         self._app = app
-        self._peers = peers
         self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         state = scope.setdefault("state", {})
-        share = await self._share(state.get("credentials"))
+        who: Credentials | None = state.get("credentials")
+        share = self._shares.of(who.uid if who else NOBODY)
         state["turn"] = turn = share.turn()
         try:
             await share.admit(1 + _size(scope) // LARGE)
@@ -47,11 +47,6 @@ class Bounded:
             answer = refusal_of(error)
             answer.headers["connection"] = "close"
         return await answer(scope, receive, send)
-
-    async def _share(self, who: Credentials | None) -> Share:
-        """Uids without a name have one together: a user's containers have thousands of them."""
-        named = who is not None and (await self._peers.peer(who)).named
-        return self._shares.of(who.uid if who and named else NOBODY)
 
 
 def _size(scope: Scope) -> int:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from carmad.http.problems import TooMany
 
-AT_ONCE = 2  # requests of a user that run
+AT_ONCE, ANY = 2, 1 << 30  # requests of a user that run; of one without limits
 RATE = 20.0  # requests per second in the long run
 BURST = 500.0  # requests
 LARGE = 32 << 10  # bytes of a body that cost as much as one more request
@@ -29,7 +29,7 @@ class Share:
     def __init__(self, user: int = -1, free: bool = False) -> None:
         self.user = user
         self._free = free
-        self._running = asyncio.Semaphore(AT_ONCE)
+        self.running = asyncio.Semaphore(ANY if free else AT_ONCE)
         self._paid_until = -math.inf  # on the loop's clock
 
     async def admit(self, tokens: float = 1) -> None:
@@ -55,25 +55,23 @@ class Share:
         return max(self._paid_until - now, -BURST / RATE) + more_s
 
     def turn(self) -> Turn:
-        return Turn(self, None if self._free else self._running)
+        return Turn(self)
 
 
 class Turn:
-    """A request's place among its user's that run. `running` is None for a user without limits."""
+    """A request's place among its user's that run."""
 
-    def __init__(self, share: Share, running: asyncio.Semaphore | None = None) -> None:
+    def __init__(self, share: Share) -> None:
         self.share = share
-        self._running = running
         self._held = False
 
     async def __aenter__(self) -> None:
-        if self._running:
-            await self._running.acquire()
-            self._held = True
+        await self.share.running.acquire()
+        self._held = True
 
     async def __aexit__(self, *error: object) -> None:
-        if self._running and self._held:
-            self._running.release()
+        if self._held:
+            self.share.running.release()
             self._held = False
 
     @asynccontextmanager

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
@@ -36,7 +36,7 @@ from carmad.core.messages import Event, RequeueRequested, Sampled, Step, Submitt
 from carmad.core.placing.decision import Decision, Failure
 from carmad.core.rules.limits import Limit, Reservation
 from carmad.core.rules.share import Account, Ranks
-from carmad.core.scheduler import Scheduler
+from carmad.core.scheduler import HANDLERS, Scheduler
 from carmad.edge import Follower
 from carmad.errors import CarmaError
 from carmad.installed import VERSION
@@ -52,7 +52,7 @@ MOST_PENDING_LETTERS = 16 << 20  # characters of submitted commands
 MEMBER_BYTES = 1 << 20  # of text per gzip member
 COMPLAIN_EVERY_S = 60.0
 DIGITS = 8  # of a segment's number
-_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
+_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in HANDLERS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def _tell_waiting_settings(file: Path) -> None:
     with suppress(CarmaError):
         answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
         if answer["path"] == str(file.absolute()):
-            for each in answer.get("waiting", ()):  # an older carmad sends none
+            for each in answer.get("waiting") or ():  # an older carmad sends none
                 print(f"restart carmad to change {each}; running jobs continue")
 
 

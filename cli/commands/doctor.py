@@ -20,22 +20,26 @@ from carmad.errors import CarmaError
 from carmad.options import Option
 from carmad.readable import clean
 from carmad.threads import Threads
-from cli import checks, client, output
+from cli import client, output
 from cli.app import Json, option, takes
-from cli.checks import Checks
 from cli.commands.config import check_settings
 from cli.options import OUTPUT
 from cli.problems import FORBIDDEN, Refused, Usage
 from cli.text import Table, columns, in_style
+from cli.verbs import Checks, load_added
 
 if TYPE_CHECKING:
     from carmad.api.job import JobOut
     from carmad.api.server import DoctorOut
     from carmad.selftest.facts import Fact
-    from carmad.selftest.report import Finding, Report
+    from carmad.selftest.report import Report
     from cli.text import Block
 
-ADDED = checks.load_checks()
+# Its own options: a package takes none of them.
+OWN = frozenset(
+    ("device", "estimators", "gpu", "help", "json", "models", "notify", "train", "write")
+)
+ADDED = {name: its for name, its in load_added("checks", Checks).items() if name not in OWN}
 
 
 def _as_option(name: str) -> Option:
@@ -81,10 +85,6 @@ def doctor(
             help="list instead the models of policies and predictors, and their accuracy",
         ),
     ] = False,
-    model: Annotated[
-        str | None,
-        option("--model", metavar="NAME", help="draw this model: its tree, or its curves"),
-    ] = None,
     train: Annotated[bool, option("--train", help="train the models now (administrators)")] = False,
     notify: Annotated[
         bool,
@@ -113,10 +113,10 @@ def doctor(
         return run_selftest(device or "", json, write)
     if device or write:
         raise Usage("--device and --write need --gpu")
-    if estimators or models or model or train:
+    if estimators or models or train:
         from cli.commands import models as learned
 
-        return learned.show_estimators(json) if estimators else learned.show(model, train, json)
+        return learned.show_estimators(json) if estimators else learned.show(train, json)
     if notify:
         from cli.messages import say_where, send_test
 
@@ -128,26 +128,31 @@ def doctor(
     if json:
         output.print_json(answer)
     else:
-        output.show(check_table(answer))
+        output.show([check_table(answer)])
     return int(any(check["ok"] is False for check in found))
 
 
 CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
 
 
-def check_table(answer: DoctorOut) -> list[Block]:
+def check_table(answer: DoctorOut) -> Table:
+    return _table(
+        (CHECK_STYLE[its["ok"]], its["name"], its["detail"], its["hint"] * (its["ok"] is not True))
+        for its in answer["checks"]
+    )
+
+
+def _table(rows: Iterable[tuple[tuple[str, str], str, str, str]]) -> Table:
+    """A word and its style, what it is about, what was found, and what to do."""
     made = Table(columns("- - -*"), header=False)
-    for check in answer["checks"]:
-        word, style = CHECK_STYLE[check["ok"]]
-        text = clean(check["detail"])
-        if check["hint"] and check["ok"] is not True:
-            text += f"\n→ {clean(check['hint'])}"
-        made.add(in_style(word, style), check["name"], text)
-    return [made]
+    for (word, style), name, detail, hint in rows:
+        then = f"\n→ {clean(hint)}" if hint else ""
+        made.add(in_style(word, style), name, clean(detail) + then)
+    return made
 
 
 def _all(added: Iterable[Checks]) -> Iterator[CheckOut]:
-    if not paths.is_served() and (its := next(filter(checks.takes_over, added), None)):
+    if not paths.is_served() and (its := next((its for its in added if its.take_over()), None)):
         yield _python()
         yield from its.run()
         return
@@ -172,7 +177,6 @@ def _local() -> Iterator[CheckOut]:
 def _without_daemon() -> Iterator[CheckOut]:
     """Checks that the daemon would otherwise report itself."""
     yield _settings()
-    yield _mps()
     yield _disk()
 
 
@@ -234,13 +238,6 @@ def _ask_driver() -> CheckOut:
     return verdict("driver", count > 0, f"{version}, {count} GPUs", "see `nvidia-smi -L`")
 
 
-def _mps() -> CheckOut:
-    found = shutil.which("nvidia-cuda-mps-control")
-    if found:
-        return verdict("mps", True, found)
-    return verdict("mps", None, "no nvidia-cuda-mps-control", "jobs share GPUs by time-slicing")
-
-
 def _settings() -> CheckOut:
     try:
         return verdict("settings", True, check_settings(None))
@@ -261,6 +258,8 @@ STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
 
 def run_selftest(device: str, json: bool, write: bool) -> int:
     """Returns 1 if anything differs."""
+    from rich.console import Console
+
     from carmad import configfile
     from carmad.configwriting import settings_text, write_settings
     from carmad.selftest import run as selftest
@@ -268,7 +267,8 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
 
     path = Path(paths.config_path())
     in_effect = configfile.load(path if path.exists() else None, os.environ)
-    report = selftest.run(in_effect, device, told=_tell if sys.stderr.isatty() else _silent)
+    with Console(stderr=True).status("") as line:
+        report = selftest.run(in_effect, device, told=lambda fact, _: line.update(fact.name))
     if json:
         print(report.to_json())
     else:
@@ -283,33 +283,17 @@ def run_selftest(device: str, json: bool, write: bool) -> int:
 
 
 def findings_table(report: Report, facts: Iterable[Fact]) -> list[Block]:
-    from carmad.readable import clean
-    from cli.text import Table, columns, in_style
-
-    followed = {fact.name: fact.otherwise for fact in facts}
-    made = Table(columns("- - -*"), header=False)
-    for found in report.findings:
-        text = clean(found.detail)
-        if found.verdict.value == "differs":
-            text += f"\n→ {followed.get(found.fact, '')}"
-        style = STYLE[found.verdict.value]
-        made.add(in_style(found.verdict.value, style), found.fact, text)
+    follows = {fact.name: fact.otherwise for fact in facts}
+    rows = []
+    for its in report.findings:
+        word = its.verdict.value
+        hint = follows.get(its.fact, "") if word == "differs" else ""
+        rows.append(((word, STYLE[word]), its.fact, its.detail, hint))
     head = (
         f"{report.gpu}, driver {report.driver}, CUDA {report.cuda}, as {report.user};"
         f" CARMA {report.carma}"
     )
-    return [head, "", made]
-
-
-def _tell(fact: Fact, found: Finding | None) -> None:
-    if found is None:
-        print(f"\r\x1b[K{fact.name} …", end="", file=sys.stderr, flush=True)
-    else:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _silent(fact: Fact, found: Finding | None) -> None:
-    pass
+    return [head, "", _table(rows)]
 
 
 # Long enough that the daemon has looked at it again: a job that merely starts proves little.

@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,7 @@ from cli.options import SUBMIT
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
-    from carmad.api.guesses import EstimateOut, EstimatesOut
-    from carmad.explanation import ExplanationOut
+    from carmad.api.guesses import EstimatesOut
     from cli.text import Block
     from cli.vary import Fit
 
@@ -61,8 +59,7 @@ def estimate(
         option(
             "--plot",
             metavar="FILE",
-            help="draw the memory over two training steps: .svg, .png, .html, or - for the"
-            " terminal",
+            help="draw the memory over two training steps: .svg or .html, or - for the terminal",
         ),
     ] = None,
     **given: Any,
@@ -109,15 +106,8 @@ def _refuse_unusable(
         estimation.refuse_wrap(options)
     if file is None or file == TERMINAL:
         return
-    if file.suffix not in (".svg", ".png", ".html"):
-        raise Usage(
-            f"--plot {file}: only .svg, .png and .html can be written, or - for the terminal"
-        )
-    if find_spec("matplotlib") is None:
-        from carmad.installed import how_to_add
-
-        message = "a drawing needs matplotlib, which is not installed"
-        raise Problem(message, f"{how_to_add('sim')}; or --plot - to see it here")
+    if file.suffix not in (".svg", ".html"):
+        raise Usage(f"--plot {file}: only .svg and .html can be written, or - for the terminal")
     output.check_writable(file)
 
 
@@ -144,19 +134,12 @@ def _explain(answer: EstimatesOut, argv: list[str], shows: bool, plot: Path | No
     if plot == TERMINAL:
         output.show(view.drawing(found["moments"], one, output.console().width))
     else:
-        _write(plot, one, found, argv)
+        try:
+            view.save(plot, one, found, argv)
+        except OSError as error:
+            raise Problem(f"cannot write {plot}: {error.strerror}") from error
+        output.note(f"wrote {plot}")
     return True
-
-
-def _write(file: Path, one: EstimateOut, found: ExplanationOut, argv: list[str]) -> None:
-    try:
-        if file.suffix == ".html":
-            file.write_text(view.page(one, found, argv), encoding="utf-8")
-        else:
-            file.write_bytes(view.image(one, found, argv, file.suffix[1:]))
-    except OSError as error:
-        raise Problem(f"cannot write {file}: {error.strerror}") from error
-    output.note(f"wrote {file}")
 
 
 @contextmanager

@@ -64,11 +64,10 @@ def status(
 
 
 def top(
-    watch: Annotated[
+    every: Annotated[
         float,
         option(
-            "-w",
-            "--watch",
+            "--every",
             metavar="SECONDS",
             read=parse.interval,
             help=f"how often it is drawn (default: {WATCH_S:g})",
@@ -83,7 +82,7 @@ def top(
         return status()
     from cli import top as screen
 
-    return screen.run(screen.status, watch)
+    return screen.run(screen.status, every)
 
 
 def gpus(json: Json = False) -> int:

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from carma_client.logs import ASK_S, Log, blocks, elsewhere, has_log, last_lines, open_log
+from carma_client.logs import ASK_S, Log, blocks, elsewhere, has_log, last_lines, news, open_log
 from carmad.readable import clean
 from carmad.states import ENDED
 from cli import client, output
 from cli.app import Job, option
 from cli.options import user_of
+from cli.parse import whole
 from cli.problems import Problem
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def logs(
         bool, option("-f", "--follow", help="keep printing until the job ends")
     ] = False,
     tail: Annotated[
-        int | None, option("-n", "--tail", metavar="N", min=0, help="only the last N lines")
+        int | None, option("-n", "--tail", metavar="N", read=whole(0), help="only the last N lines")
     ] = None,
     stderr: Annotated[
         bool, option("--stderr", help="standard error, if it has a file of its own")
@@ -99,8 +100,8 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follows: bool)
     if follows:
         file.seek(end)
         path = f"/v1/jobs/{job['label']}"
-        yield from output.follow(
-            lambda: map(shown, log.news()), lambda: client.get(path)["state"] in ENDED, ASK_S
+        yield from map(
+            shown, news(log.news, lambda: client.get(path)["state"] in ENDED, time.sleep, ASK_S)
         )
 
 

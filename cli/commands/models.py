@@ -3,52 +3,38 @@ estimators of memory are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from carmad.installed import how_to_add
 from carmad.readable import clean
 from cli import client, output
-from cli.problems import Usage
 from cli.text import (
     NOTHING,
     Table,
-    bar,
     columns,
     heading,
     in_style,
     local_time,
     memory,
-    pairs,
     span,
 )
 
 if TYPE_CHECKING:
     from carmad.api.estimates import EstimatorsOut
-    from carmad.api.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
+    from carmad.api.models import ModelOut, ModelsOut, TrainingOut
     from cli.text import Block
 
 
-def show(name: str | None, train: bool, json: bool) -> int:
-    """All models, or the one of this name."""
-    if train and name:
-        raise Usage("--train takes no name: it trains all models", "leave the name out")
-    if train:
-        answer = client.post("/v1/models/train", None)
-    else:
-        answer = client.get("/v1/models" if name is None else f"/v1/models/{quote(name, safe='')}")
+def show(train: bool, json: bool) -> int:
+    answer = client.post("/v1/models/train", None) if train else client.get("/v1/models")
     if json:
         output.print_json(answer)
     elif train:
         print("training has started and takes minutes: see `carma doctor --models`")
     else:
-        output.show(model_list(answer) if name is None else model_details(answer))
+        output.show(model_list(answer))
     return 0
-
-
-MOST_BINS = 16  # drawn per curve: --json has all
-WIDTH = 24  # of a bar, in characters
 
 
 def model_list(answer: ModelsOut) -> list[Block]:
@@ -63,31 +49,6 @@ def model_list(answer: ModelsOut) -> list[Block]:
             clean(one["about"]),
         )
     return [made, *(in_style(line, "dim") for line in _training(answer["training"]))]
-
-
-def model_details(answer: ModelDetailOut) -> list[Block]:
-    one = answer["model"]
-    about = [
-        ("model", f"{clean(one['name'])}  ({one['kind']})"),
-        ("predicts", clean(one["about"])),
-        ("learned from", f"{one['rows']} rows: {clean(one['source'])}"),
-        ("trained", _training_time(one)),
-        *((clean(name), f"{error:.3g}") for name, error in one["errors"].items()),
-    ]
-    parts: list[Block] = [pairs(about), *_importance(one)]
-    if answer["tree"]:
-        lines = answer["tree"].splitlines()
-        parts += [*heading("tree"), *(f"  {clean(line)}" for line in lines)]
-    if answer["curves"]:
-        of = "the logarithm of the prediction" if answer["link"] == "log" else "the prediction"
-        parts += heading(f"what each value adds to {of}")
-    # One scale for all curves, so that small effects look small.
-    scores = (abs(bin["score"]) for curve in answer["curves"] for bin in curve["bins"])
-    greatest = max(scores, default=0.0)
-    for curve in answer["curves"]:
-        parts += heading(f"  {clean(curve['feature'])}")
-        parts.append(_curve(curve["bins"], greatest))
-    return parts
 
 
 def _training(training: TrainingOut) -> Iterator[str]:
@@ -112,34 +73,6 @@ def _training_time(one: ModelOut) -> str:
 
 def _first_error(one: ModelOut) -> str:
     return next((f"{clean(name)} {error:.3g}" for name, error in one["errors"].items()), NOTHING)
-
-
-def _importance(one: ModelOut) -> list[Block]:
-    shares = one["importance"]
-    greatest = max(shares.values(), default=0.0) or 1.0
-    made = Table(columns("- - -"), header=False)
-    for feature, share in shares.items():
-        made.add(f"  {clean(feature)}", f"{share:.3f}", bar(share / greatest, WIDTH))
-    return [*heading("importance"), made] if shares else []
-
-
-def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
-    made = Table(columns("-> -> -"), header=False)
-    for bin in _thin(bins):
-        score = bin["score"]
-        length = round(abs(score) / (greatest or 1.0) * WIDTH / 2)
-        left, right = ("█" * length, "") if score < 0 else ("", "█" * length)
-        drawn = f"{left:>{WIDTH // 2}}│{right}"
-        made.add(f"    {clean(bin['label'])}", f"{score:+.3g}", drawn)
-    return made
-
-
-def _thin(bins: Sequence[BinOut]) -> list[BinOut]:
-    """An even selection with the first and the last."""
-    if len(bins) <= MOST_BINS:
-        return list(bins)
-    last = len(bins) - 1
-    return [bins[round(n * last / (MOST_BINS - 1))] for n in range(MOST_BINS)]
 
 
 def show_estimators(json: bool) -> int:

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from carmad.readable import clean
 from cli import client, output, parse
 from cli.app import Json, Me, States, User, argument, option
 from cli.options import states_of, user_of
 from cli.overview import HISTORY, ORDERS, job_table, params
-from cli.problems import Problem, Usage
+from cli.problems import Usage
 from cli.text import Table, columns, energy, span
 
 if TYPE_CHECKING:
@@ -87,40 +87,29 @@ def history(
     limit: Annotated[
         int | None,
         option(
-            "-n", "--limit", metavar="N", min=1, help="at most N rows (default 100; in CSV, all)"
+            "-n",
+            "--limit",
+            metavar="N",
+            read=parse.whole(1),
+            help="at most N rows (default 100; in CSV, all)",
         ),
     ] = None,
     json: Json = False,
-    table: Annotated[
-        str | None,
-        option(
-            "--table",
-            metavar="FILE",
-            help="write all jobs as the table that models are trained on",
-        ),
-    ] = None,
     as_csv: Annotated[bool, option("--csv", help="print CSV, with memory in MiB")] = False,
-    export: Annotated[
-        str | None,
-        option("--export", metavar="FILE", help="write all jobs as a trace for `carma simulate`"),
-    ] = None,
+    table: Annotated[
+        bool,
+        option("--table", help="print all jobs as CSV, as the table that models are trained on"),
+    ] = False,
 ) -> int:
     """Tasks of an array that ended alike share a row: with the first start, the longest time and
     waiting, the largest peak, and the energy of all.
     """
     period = {"since": since, "until": until}
     query: dict[str, Any] = {"user": user_of(user, me), **period}
-    if export or table:
-        chosen = words or states or limit or json or as_csv or sort or reverse
-        if chosen or (export and table):
-            raise Usage(
-                "--export and --table write every job, in one form",
-                "choose by --user, --since and --until alone",
-            )
-    if export:
-        return _export(export, query)
     if table:
-        _write_table(table, **query)
+        if words or states or limit or json or as_csv or sort or reverse:
+            raise Usage("--table prints every job", "choose by --user, --since and --until alone")
+        _write_table(query)
         return 0
     query["text"] = " ".join(words or ()) or None
     query["states"], codes = states_of(states)
@@ -172,14 +161,6 @@ def _write_csv(jobs: Iterable[Any]) -> None:
         )
 
 
-def _export(file: str, query: dict[str, Any]) -> int:
-    """The simulator does it, if it is installed."""
-    from cli import app
-
-    chosen = [f"--{name}={value}" for name, value in query.items() if value is not None]
-    return app.run(["simulate", "--history", "--export", file, *chosen])
-
-
 def stats(
     user: User = None,
     me: Me = False,
@@ -229,7 +210,7 @@ def stats(
         output.print_json(answer)
     elif as_csv:
         rows = answer[f"{by}s"]  # without the total: it would count twice in a sum
-        _write_rows(rows, sys.stdout, (by, *TOTALS))
+        _write_rows(rows, (by, *TOTALS))
     else:
         output.show(totals_table(answer))
         _tell_external(answer["external"])
@@ -294,58 +275,17 @@ def _report(
     return 0
 
 
-def _write_table(name: str, **query: Any) -> None:
-    """To a file, by its suffix .csv or .parquet, or as CSV to standard output for "-"."""
-    if name == "-":
-        _write_rows(_rows(**query), sys.stdout)
-        return
-    file = Path(name)
-    if file.suffix not in (".csv", ".parquet"):
-        raise Problem(f"{file} is neither .csv nor .parquet", "use one of these, or - for CSV")
-    output.check_writable(file)
-    if file.suffix == ".parquet":
-        rows = _write_parquet(file, **query)
-    else:
-        rows = _rows(**query)
-        with file.open("w", newline="", encoding="utf-8") as opened:
-            _write_rows(rows, opened)
-    print(f"wrote {len(rows)} jobs")
-
-
-def _rows(**query: Any) -> list[dict[str, Any]]:
-    """In order of submission."""
+def _write_table(query: dict[str, Any]) -> None:
+    """In order of submission. Not every job has the same indicators: it has the columns of all."""
     rows: list[dict[str, Any]] = []
-    query["limit"] = PAGE
+    query = {**query, "limit": PAGE}
     while page := client.get("/v1/past", **query)["rows"]:
         rows += page
         query["before"] = page[-1]["job"]
-    return rows[::-1]
+    _write_rows(rows[::-1], list(dict.fromkeys(name for row in rows[::-1] for name in row)))
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The union of all rows' columns: not every job has the same indicators."""
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _write_rows(
-    rows: Sequence[dict[str, Any]], file: TextIO, columns: Sequence[str] | None = None
-) -> None:
-    writer = csv.DictWriter(file, columns or _columns(rows), lineterminator="\n")
+def _write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-
-
-def _write_parquet(file: Path, **query: Any) -> list[dict[str, Any]]:
-    from importlib import import_module
-
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError:
-        from carmad.installed import how_to_add
-
-        hint = f"{how_to_add('sim')}; or write .csv"
-        raise Problem("Parquet needs pyarrow, which CARMA's Python does not have", hint) from None
-    rows = _rows(**query)
-    columns = {name: [row.get(name) for row in rows] for name in _columns(rows)}
-    parquet.write_table(arrow.table(columns), file)
-    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from cli import client, output, parse, sweeps
 from cli.app import Json, argument, complete_jobs, option
@@ -13,10 +13,6 @@ from cli.client import resolve
 from cli.options import check
 from cli.problems import Usage
 from cli.text import Column, Table
-
-
-def _part(name: str) -> str:
-    return f"with --step: its time for {name}, such as 20ms"
 
 
 def report(
@@ -32,25 +28,14 @@ def report(
             help="how long a training step takes: 120ms, 0.12s",
         ),
     ] = None,
-    load: Annotated[
-        str | None, option("--load", metavar="TIME", help=_part("loading data"))
-    ] = None,
-    forward: Annotated[
-        str | None, option("--forward", metavar="TIME", help=_part("the forward pass"))
-    ] = None,
-    backward: Annotated[
-        str | None, option("--backward", metavar="TIME", help=_part("the backward pass"))
-    ] = None,
-    communication: Annotated[
-        str | None, option("--communication", metavar="TIME", help=_part("communication"))
-    ] = None,
-    sync: Annotated[
-        Literal["backward", "forward"] | None,
+    stages: Annotated[
+        Any,
         option(
-            "--sync",
-            metavar="PASS",
-            help="with --step: which pass waits for the gradients, backward (this step's) or"
-            " forward (the next one's)",
+            "--stages",
+            metavar="TIMES",
+            read=parse.stage_times,
+            help="with --step: what a step consists of, as for `carma submit`: 'load=10ms"
+            " forward=37ms backward=76ms communication=98ms'",
         ),
     ] = None,
     job: Annotated[
@@ -68,20 +53,14 @@ def report(
     and which jobs share a GPU: reports alone and beside another job together show how much the two
     slow each other.
     """
-    parts = {"load": load, "forward": forward, "backward": backward}
-    parts |= {"communication": communication, "sync": sync}
-    given = [f"{name}={text}" for name, text in parts.items() if text is not None]
-    if step is None and (given or not metrics):
-        raise Usage(
-            "what is to be reported?", "NAME=VALUE, or --step TIME, of which others are parts"
-        )
+    if step is None and (stages or not metrics):
+        raise Usage("what is to be reported?", "NAME=VALUE, or --step TIME, perhaps with --stages")
     numbers = dict(check(parse.metric, word) for word in metrics or ())
-    stages = check(parse.stage_times, " ".join(given) or None)
     label = resolve(_job(job))
     if numbers:
         answer = client.post(f"/v1/jobs/{label}/metrics", {"metrics": numbers})
     if step is not None:
-        body = {"seconds": step} | ({"stages": stages} if given else {})
+        body = {"seconds": step} | ({"stages": stages} if stages else {})
         answer = client.post(f"/v1/jobs/{label}/step", body)
     if json:
         output.print_json(answer)

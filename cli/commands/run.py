@@ -11,6 +11,7 @@ from cli import client
 from cli.app import UserCommand, option, takes
 from cli.interactive import is_in_slurm, is_repeatable, run_job
 from cli.options import JOB, SUBMIT, settle
+from cli.parse import whole
 from cli.problems import Usage
 from cli.submission import complete, settle_messages, tell_ignored, warn_of_choice
 
@@ -29,7 +30,6 @@ ELSEWHERE = {
     "container": "use carma submit, or give `podman run …` as the command",
 }
 ADOPTED = ("name", "memory_mib", "time_limit_s")  # options of a process that runs already
-MAX_PID = (1 << 31) - 1
 
 
 @takes(SUBMIT, without=ELSEWHERE)
@@ -39,8 +39,7 @@ def run(
         int | None,
         option(
             "--pid",
-            min=1,
-            max=MAX_PID,
+            read=whole(1),
             metavar="PID",
             help="instead of a command: make a job of this process of yours, which already runs on"
             " a GPU; only --name, --gpu-mem and --time go with it",

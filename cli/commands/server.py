@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from carmad import paths
 from carmad.paths import python
@@ -73,19 +73,6 @@ def daemon_start(
             file=sys.stderr,
         )
     return 0
-
-
-def daemon_run(
-    emulated: Emulated = None,
-    state_dir: StateDir = None,
-    socket: Socket = None,
-    config: Config = None,
-    log_file: LogFile = None,
-) -> NoReturn:
-    where = socket or Path(paths.daemon_socket())
-    words = _command(where, emulated, state_dir, config, log_file)
-    sys.stdout.flush()
-    os.execv(words[0], words)
 
 
 def daemon_stop(socket: Socket = None) -> int:

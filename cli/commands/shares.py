@@ -12,7 +12,6 @@ from cli.app import Json, argument, complete_users, option
 from cli.problems import Usage
 from cli.text import NOTHING, Table, columns, heading, local_time
 
-MOST = 1_000_000_000
 PATH = "/v1/reservations"
 
 
@@ -49,7 +48,7 @@ def limit(
     ] = None,
     gpus: Annotated[
         int | None,
-        option("-G", "--gpus", metavar="N", min=0, max=MOST, help="GPUs held at once"),
+        option("-G", "--gpus", metavar="N", read=parse.whole(0), help="GPUs held at once"),
     ] = None,
     gpu_hours: Annotated[
         Any,
@@ -62,15 +61,14 @@ def limit(
     ] = None,
     jobs: Annotated[
         int | None,
-        option("--jobs", metavar="N", min=0, max=MOST, help="waiting jobs; not of a group"),
+        option("--jobs", metavar="N", read=parse.whole(0), help="waiting jobs; not of a group"),
     ] = None,
     booking: Annotated[
         int | None,
         option(
             "--booking",
             metavar="HOURS",
-            min=0,
-            max=MOST,
+            read=parse.whole(0),
             help="GPU-hours that users may reserve for themselves; without a limit, none (see"
             " `carma reserve --me`)",
         ),
@@ -143,7 +141,8 @@ def _word(value: object) -> str:
 
 def reserve(
     gpus: Annotated[
-        int | None, option("--gpus", metavar="N", min=0, help="how many; CARMA chooses which")
+        int | None,
+        option("--gpus", metavar="N", read=parse.whole(0), help="how many; CARMA chooses which"),
     ] = None,
     on: Annotated[
         str | None, option("--on", metavar="GPU,...", help="these: indices or UUIDs, or all")
@@ -177,7 +176,9 @@ def reserve(
         ),
     ] = None,
     weekly: Annotated[bool, option("--weekly", help="every week for a year")] = False,
-    cancel: Annotated[int | None, option("--cancel", metavar="ID", min=1, help="cancel it")] = None,
+    cancel: Annotated[
+        int | None, option("--cancel", metavar="ID", read=parse.whole(1), help="cancel it")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Others' jobs that could not end in time do not start there; running ones are not stopped.

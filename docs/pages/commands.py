@@ -50,8 +50,8 @@ OTHER_CODES = (
 )
 ABOUT = (
     "`carma` talks to the daemon at `CARMA_SOCKET`; otherwise at your own daemon's socket if"
-    " you run one, or at `/run/carma/carmad.sock`. `--color auto|always|never` goes before the"
-    " verb; `NO_COLOR` is honoured. Data goes to standard output, notes and errors to standard"
+    " you run one, or at `/run/carma/carmad.sock`. `NO_COLOR=1` and `FORCE_COLOR=1` switch"
+    " colours off and on. Data goes to standard output, notes and errors to standard"
     " error. Lines are cut to the terminal's width only if the output is a terminal."
     " `carma --help-all` lists all verbs, and `carma submit --help-all` all options of one;"
     " `carma --install-completion` sets completion up for your shell."

@@ -28,7 +28,7 @@ from carma_simulator.experiment import (
 )
 from carma_simulator.hardware import Cluster, Node
 from carma_simulator.past import Ran, Stretch
-from carmad.api.wire import moment
+from carmad.api.wire import unix
 from carmad.config import Settings
 from carmad.configfile import from_tree
 from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
@@ -156,7 +156,7 @@ def kind_of(name: str, memory_mib: int) -> GpuKind:
 
 
 def _seconds(text: str) -> float:
-    return moment(text).timestamp()
+    return unix(text)
 
 
 def _since(begin: float, text: str) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cli.checks import Checks
-from cli.verbs import ADMINISTRATION, Command, Word
+from cli.verbs import ADMINISTRATION, Checks, Command, Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

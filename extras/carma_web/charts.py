@@ -16,14 +16,7 @@ from cli.text import fraction, memory
 if TYPE_CHECKING:
     from carmad.api.job import JobOut
     from carmad.api.jobs import CurveOut
-    from carmad.api.timeline import (
-        GpuTimelineOut,
-        JobGpuTimelineOut,
-        JobSeriesOut,
-        JobTimelineOut,
-        MarkOut,
-        TimelineOut,
-    )
+    from carmad.api.timeline import GpuTimelineOut, JobSeriesOut, MarkOut, TimelineOut
 
 HOURS = {1: 60, 6: 60, 24: 120}  # with the width of a bin, in seconds
 USUAL_HOURS = 6
@@ -182,7 +175,7 @@ def _series(name: str, values: Values, kind: Kind, colour: str, dash: int = 0) -
     return {**made, "dash": dash} if dash else made
 
 
-def _risk_limit(answer: TimelineOut | JobTimelineOut) -> Limit:
+def _risk_limit(answer: TimelineOut) -> Limit:
     limit = answer["limits"]["sm_active"]
     return f"risk limit {fraction(limit)}", limit
 
@@ -218,7 +211,7 @@ def _names(jobs: Sequence[JobSeriesOut]) -> str:
 def _chart(
     title: str,
     unit: str,
-    answer: TimelineOut | JobTimelineOut,
+    answer: TimelineOut,
     series: Sequence[Series],
     limits: Sequence[Limit] = (),
     events: Sequence[Series] = (),
@@ -246,17 +239,22 @@ def _chart(
 # -- of a job
 
 
-def job_charts(answer: JobTimelineOut, job: JobOut, hues: Hues) -> dict[str, Chart]:
+def job_charts(answer: TimelineOut, job: JobOut, hues: Hues) -> dict[str, Chart]:
     """What it held on each GPU, beside what it was promised, and its estimate; and the SM activity
     of its GPUs, by all that ran there."""
-    gpus, id = answer["gpus"], answer["id"]
-    own = css(hues.give(gpus[0]["id"], [id])[id]) if gpus else TEXT
+    id, count = job["id"], len(answer["times"])
+    its = [(gpu, one) for gpu in answer["gpus"] for one in gpu["jobs"] if one["id"] == id]
+    if not its:
+        return {}
+    own = css(hues.give(its[0][0]["id"], [id])[id])
     held: list[Series] = []
     loads: list[Series] = []
-    for at, gpu in enumerate(gpus):
-        name = _name(gpu, gpus)
-        held.append(_series(f"used by all on the GPU{name}", gpu["gpu_used_mib"], "step", TEXT, at))
-        held.append(_series(f"used by it{name}", gpu["used_mib"], "area", own, at))
+    for at, (gpu, part) in enumerate(its):
+        which = gpu["id"] if gpu["index"] is None else gpu["index"]
+        name = f", GPU {which}" if len(its) > 1 else ""
+        held.append(_series(f"used by all on the GPU{name}", gpu["used_mib"], "step", TEXT, at))
+        values = _values(part, count)
+        held.append(_series(f"used by it{name}", values, "area", own, at))
         loads.append(_series(f"SM activity{name}", gpu["sm_active"], "step", TEXT, at))
     used = job["memory"]
     declared, estimate = used["declared_mib"], used["estimate_mib"]
@@ -267,7 +265,8 @@ def job_charts(answer: JobTimelineOut, job: JobOut, hues: Hues) -> dict[str, Cha
     if estimate and not declared and estimate != promised:
         bounds.append((f"estimate {memory(estimate)}", estimate))
     limit = _risk_limit(answer)
-    marks = {(mark["at"], mark["kind"]): mark for gpu in gpus for mark in gpu["marks"]}.values()
+    told = [mark for gpu, _ in its for mark in gpu["marks"] if mark["job"] == id]
+    marks = {(mark["at"], mark["kind"]): mark for mark in told}.values()
     return {
         name: _chart(title, unit, answer, series, limits, _events(marks, answer["times"], OF_JOB))
         for name, title, unit, series, limits in (
@@ -285,9 +284,3 @@ def metric_chart(name: str, curve: CurveOut) -> Chart:
     """What the job reported, when it did."""
     series = [_series(name, [*curve["values"]], "points", LINK)]
     return {"title": name, "unit": "", "times": curve["times"], "series": series}
-
-
-def _name(gpu: JobGpuTimelineOut, gpus: Sequence[JobGpuTimelineOut]) -> str:
-    """Which one it is, if there are several."""
-    which = gpu["id"] if gpu["index"] is None else gpu["index"]
-    return f", GPU {which}" if len(gpus) > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -369,11 +370,15 @@ def show(request: Request) -> Response:
 
 
 def timeline(request: Request) -> Response:
-    """What the page's charts show."""
+    """What the page's charts show: what is recorded of its GPUs since its first attempt."""
     label = label_in(request)
-    answer = client.get(f"/v1/jobs/{label}/timeline")
-    found = client.get(f"/v1/jobs/{label}")
-    drawn = charts.job_charts(answer, found, request.app.state.hues)
+    found: JobOut = client.get(f"/v1/jobs/{label}")
+    begun = [each["started_at"] for each in (*found["attempts"], found) if each["started_at"]]
+    since, until = min(begun, default=None), found.get("ended_at")
+    drawn: dict[str, charts.Chart] = {}
+    with suppress(Refused):  # nothing is recorded of that time any more
+        answer: TimelineOut = client.get("/v1/timeline", since=since, until=until)
+        drawn |= charts.job_charts(answer, found, request.app.state.hues)
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
         drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)

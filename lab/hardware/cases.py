@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
 from carmad import units
-from carmad.api.wire import moment
+from carmad.api.wire import unix
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.jobs.states import ENDED
 from cli import render
@@ -228,7 +228,7 @@ def cancel(lab: Lab, how: str = "train") -> None:
     asked = time.time()
     lab.daemon.post("/v1/cancel", {"select": str(victim)})
     job = lab.expect_end(victim, f"the job that was cancelled ({how})", "cancelled", "cancelled")
-    took_s = moment(job["ended_at"]).timestamp() - asked
+    took_s = unix(job["ended_at"]) - asked
     signal, due = job["exit"]["signal"], SIGKILL if how == "deaf" else SIGTERM
     lab.expect("ended by", f"signal {due}", f"signal {signal} after {took_s:.1f} s", signal == due)
     if how == "deaf":

@@ -25,7 +25,7 @@ from random import Random
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.harness import Row, bullets, of_runs, row_table, summary
-from carmad.api.wire import moment
+from carmad.api.wire import unix
 from carmad.config import Collocation, Monitor, Settings
 from carmad.core.jobs.states import ENDED, JobState
 from lab.hardware import pool, training
@@ -211,7 +211,7 @@ def one_run(visit: Visit, times: Times, how: str) -> Entry:
         if job["state"] != "succeeded":
             raise RuntimeError(f"the training ended as {job['state']}: {job['exit']}")
         kernel = job["gpus"][0]["first_kernel_at"]
-        seen_s = moment(kernel).timestamp() - sent if kernel else None
+        seen_s = unix(kernel) - sent if kernel else None
         return {**steps_of(log.read_text(), sent), "mode": job["mode"], "seen_s": seen_s}
 
 

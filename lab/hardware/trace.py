@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.daemon.carmad import Daemon
 from carma_simulator.demo.sharing import argv
-from carmad.api.wire import moment
+from carmad.api.wire import unix
 from lab.hardware import loads, policies, trace_page, training
 from lab.hardware.interference import EMULATED
 from lab.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running
@@ -156,7 +156,7 @@ def entry(job: Any, part: Part, begun: float) -> Entry:
     """What the simulator needs to know of it, and what became of it, in seconds since `begun`."""
 
     def since(stamp: str | None) -> float | None:
-        return round(moment(stamp).timestamp() - begun, 3) if stamp else None
+        return round(unix(stamp) - begun, 3) if stamp else None
 
     return {
         "name": part.task.name,

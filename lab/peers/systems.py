@@ -49,10 +49,10 @@ class Carma(System):
     }
     COMMANDS: ClassVar[Mapping[str, str]] = {
         "allow": f"{CARMA} limit nobody --booking 8",
-        "book": f"{CARMA} book 1 --for 1h",
+        "book": f"{CARMA} reserve --me --gpus 1 --for 1h",
         "past": f"{CARMA} history --states failed {{word}}",
         "here": f"{CARMA} run --",
-        "inside": f"{CARMA} exec {{job}} --",
+        "inside": f"{CARMA} attach {{job}} --",
         "limit": f"{CARMA} limit root --gpus 1",
         "reserve": f"{CARMA} reserve --gpus 4 --users nobody --for 1h",
         "why": f"{CARMA} why {{job}}",

@@ -204,7 +204,7 @@ def inside(system: System) -> str:
     job = system.submit(["/bin/sh", "-c", f"echo its-word; echo >> {system.out}/began; sleep 60"])
     wait_for(lambda: _read("began", system) != "", "the job", SOON_S)
     words = system.command("inside", job=job)
-    command = [] if "attach" in words else ["/bin/sh", "-c", f"echo >> {system.out}/inside"]
+    command = [] if words[0] == "gjob" else ["/bin/sh", "-c", f"echo >> {system.out}/inside"]
     code, shown = at_terminal(system, [*words, *command], lambda text: "its-word" in text)
     if _read("inside", system):
         return "yes"

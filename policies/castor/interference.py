@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib.resources import files
 from typing import Protocol
 
-from carmad.learning.models import Stage
+from pydantic import TypeAdapter
+
 from carmad.plugin import Boosted, Job, Loaded, View, beside
 from policies.castor.pairing import Ratios
 from policies.views import peak_mib
@@ -78,12 +78,5 @@ def ratios(model: Boosted, running: Loaded, new: Loaded, mps: bool) -> Ratios:
 @cache
 def load_shipped() -> Boosted:
     """The model trained by `python -m lab.castor.models`."""
-    fields = json.loads(files("policies.castor").joinpath("interference.json").read_text("utf-8"))
-    stages = tuple(
-        Stage(**{name: tuple(column) for name, column in stage.items()})
-        for stage in fields["stages"]
-    )
-    errors = tuple((name, error) for name, error in fields["errors"])
-    return Boosted(
-        **{**fields, "features": tuple(fields["features"]), "stages": stages, "errors": errors}
-    )
+    text = files("policies.castor").joinpath("interference.json").read_bytes()
+    return TypeAdapter(Boosted).validate_json(text)

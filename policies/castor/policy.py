@@ -11,13 +11,11 @@ A waiting job does not block those behind it, as in line 2, so large jobs may wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from carmad.plugin import (
-    GpuId,
     Job,
-    NodeView,
     Placement,
     Proposal,
     Reason,
@@ -31,7 +29,7 @@ from policies.castor.interference import Predicted, load_shipped
 from policies.castor.neighbours import Worked, left_s, recall, unknown
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, only_idle
-from policies.profiling import profiling_run, set_aside
+from policies.profiling import only, profile_aside, profiling_run, set_aside
 from policies.ranked import Ranked
 from policies.reasons import expectation
 
@@ -65,12 +63,8 @@ class Castor:
         for job in view.queue:
             (new if aside.takes(job) else known).append(job)
         most = len(view.node_of) - len(aside.own)
-        profiles = tuple(self._profiles(_only(view, aside.own.__contains__), new, aside.run_s))
-        by_id = {job.id: job for job in new}
-        for each in profiles:
-            if each.gpus:  # its user may take the MPS server of a whole node
-                view = view.with_placement(by_id[each.job], each.gpus, each.profiling)
-        main = _only(view, lambda gpu: gpu not in aside.own)
+        profiles, view = profile_aside(aside, new, self.unshared, view)
+        main = only(view, lambda gpu: gpu not in aside.own)
         plan = (
             *profiles,
             *self._places(main, [job for job in known if job.spec.gpus <= most], worked),
@@ -80,20 +74,6 @@ class Castor:
         if any(placement.gpus for placement in plan):
             return plan
         return (*plan, *self._places(view, wide, worked))
-
-    def _profiles(self, view: View, jobs: Sequence[Job], run_s: float) -> Iterator[Placement]:
-        """Profiling runs on the reserved GPUs: each job that fits, in queue order."""
-        free = len(look(view, {}).idle)
-        for job in jobs:
-            placement = self.unshared.place(job, view)
-            if placement.gpus:
-                free -= job.spec.gpus
-                placement = profiling_run(placement, job, view, run_s, evict=True)
-                view = view.with_placement(job, placement.gpus, placement.profiling)
-            else:
-                wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
-                placement = replace(placement, reasons=(wait,))
-            yield placement
 
     def _places(self, view: View, jobs: Sequence[Job], worked: Worked) -> tuple[Placement, ...]:
         """Tries each job in turn while there are GPUs left."""
@@ -167,15 +147,6 @@ def castor(settings: Settings) -> Castor:
         Ranked("castor", filters, in_order),
         Sharing(conditions, Predicted(load_shipped())),
     )
-
-
-def _only(view: View, keep: Callable[[GpuId], bool]) -> View:
-    """The view as if there were no other GPUs. Nodes that lose none stay the same objects."""
-    nodes = []
-    for node in view.nodes:
-        kept = tuple(gpu for gpu in node.gpus if keep(gpu.id))
-        nodes.append(node if len(kept) == len(node.gpus) else NodeView(node.name, kept))
-    return replace(view, nodes=tuple(nodes))
 
 
 def _obstacles(job: Job, verdicts: tuple[Verdict, ...]) -> tuple[Reason, ...]:

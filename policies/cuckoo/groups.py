@@ -3,19 +3,17 @@ and which pairs are split again (3.3.4)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import rustworkx
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from carmad.plugin import Preconditions, StageTimes, View, choice
+from carmad.plugin import StageTimes, choice
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import (
     Model,
@@ -28,7 +26,7 @@ from policies.cuckoo.interleaving import (
     total_values,
 )
 from policies.cuckoo.members import Member
-from policies.cuckoo.site import Site, memory_mib
+from policies.cuckoo.site import Site
 
 Edge = tuple[int, int, float]
 
@@ -114,13 +112,6 @@ class Group:
         return ends(lefts[0], lefts[1], self.slowed[kind], 0.0)
 
 
-class Memory(NamedTuple):
-    """The memory of each kind of GPU, and the preconditions on it."""
-
-    by_kind: tuple[float, ...]  # MiB, of the smallest GPU
-    conditions: Preconditions
-
-
 @dataclass(frozen=True, slots=True)
 class Packer:
     """`in_step`: the jobs of a group do one iteration each per round, as under the paper's (and
@@ -137,19 +128,14 @@ class Packer:
         closeness = float(ddl_values(one.deadline_s, other.deadline_s))
         return Group((one, other), slowed, sum(1 / by for by in slowed[kind]), closeness)
 
-    def ends_s(self, one: Member, other: Member, kind: int) -> tuple[float, float]:
-        """When each of the two is done on this kind of GPU if both begin now (`Group.ends_s`)."""
-        slowed = _slowdown(self, one.stages[kind], other.stages[kind])
-        return ends(one.left_s[kind], other.left_s[kind], slowed, 0.0)
-
     def pairs(
-        self, members: Sequence[Member], open_to: Set[int], memory: Memory
+        self, members: Sequence[Member], open_to: Set[int], least_mib: Sequence[float]
     ) -> Sequence[Group]:
         """The matching of members that ask for equally many GPUs. `open_to` has the kinds that they
-        may be packed for."""
+        may be packed for, `least_mib` the memory of the smallest GPU of each kind."""
         if len(members) < 2:
             return ()
-        eff = self._efficiencies(members, open_to, memory)
+        eff = self._efficiencies(members, open_to, least_mib)
         left_s = np.array([member.deadline_s for member in members])
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
@@ -161,12 +147,12 @@ class Packer:
         ]
 
     def _efficiencies(
-        self, members: Sequence[Member], open_to: Iterable[int], memory: Memory
+        self, members: Sequence[Member], open_to: Iterable[int], least_mib: Sequence[float]
     ) -> Numbers:
         """Highest eff_values of each with each; 0 for jobs that cannot be packed."""
         best = np.zeros((len(members), len(members)))
         for kind in open_to:
-            allowed = _may_pack(members, memory.by_kind[kind], memory.conditions)
+            allowed = _may_pack(members, least_mib[kind])
             if allowed.any():
                 known = dict.fromkeys(member.stages[kind] for member in members)
                 places = {stages: n for n, stages in enumerate(known)}
@@ -204,14 +190,12 @@ def _slowdown(packer: Packer, one: StageTimes, other: StageTimes) -> tuple[float
     return slowed[0], slowed[1]
 
 
-def _may_pack(
-    members: Sequence[Member], whole_mib: float, conditions: Preconditions
-) -> NDArray[np.bool_]:
+def _may_pack(members: Sequence[Member], whole_mib: float) -> NDArray[np.bool_]:
     """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
     room_mib = np.array([whole_mib - member.need_mib for member in members])
-    need_mib = np.array([member.room_mib for member in members])
+    wanted_mib = np.array([member.room_mib for member in members])
     uid = np.array([member.uid for member in members])
-    fits = (need_mib[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
+    fits = wanted_mib[:, None] <= room_mib
     allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
@@ -228,14 +212,13 @@ def _turn(member: Member) -> tuple[bool, int, float, float, int]:
 
 
 def group(
-    view: View,
     line: Sequence[Member],
     running: Sequence[Member],
     where: Site,
     packer: Packer | None,
 ) -> list[Group]:
     """Groups in the order of their first jobs. Running jobs only show how fast GPUs are."""
-    pairs = _pairs(view, line, where, packer) if packer else []
+    pairs = _pairs(line, where, packer) if packer else []
     packed = {member.job.id for pair in pairs for member in pair.members}
     single = [member for member in line if member.job.id not in packed]
     wanted = sum(m.job.spec.gpus for m in single) + sum(pair.gpus for pair in pairs)
@@ -262,7 +245,7 @@ def capacity(where: Site, told: Sequence[Member]) -> float:
     return sum(max(paces) / paces[where.kind(gpu)] for gpu in where.gpus)
 
 
-def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> list[Group]:
+def _pairs(line: Sequence[Member], where: Site, packer: Packer) -> list[Group]:
     """Pairs, for each number of GPUs separately.
 
     A pair is rated on its best kind of GPU among those with an idle GPU, or among all if no GPU is
@@ -270,24 +253,15 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     """
     shared = [gpu for gpu in where.gpus if not gpu.gpu.is_mig]
     free = {where.kind(gpu) for gpu in shared if not gpu.residents}
-    memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
     by_gpus: dict[int, list[Member]] = {}
     for member in filter(_is_packable, line):
         by_gpus.setdefault(member.job.spec.gpus, []).append(member)
     open_to = free or {where.kind(gpu) for gpu in shared}
-    return [pair for alike in by_gpus.values() for pair in packer.pairs(alike, open_to, memory)]
+    least_mib = where.least_mib
+    return [pair for alike in by_gpus.values() for pair in packer.pairs(alike, open_to, least_mib)]
 
 
 def _is_packable(member: Member) -> bool:
     """Whether it may be packed: not if it wants certain GPUs, or a failure keeps it off some."""
     job = member.job
     return member.shares and not choice(job.spec) and not (job.retry and job.retry.avoid)
-
-
-def _least_mib(where: Site) -> tuple[float, ...]:
-    """The memory of the smallest GPU of each kind."""
-    least = [math.inf] * len(where.kinds)
-    for gpu in where.gpus:
-        kind = where.kind(gpu)
-        least[kind] = min(least[kind], memory_mib(gpu))
-    return tuple(least)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from statistics import median
@@ -52,8 +52,7 @@ def find_stage_times(job: Job, measured_on: str, links: Links) -> tuple[StageTim
     kind = job.profile.gpu or measured_on
     steps = {step.gpu: step.seconds for step in job.steps if step.parts == 1}
     step_s = steps.get(kind) or min(steps.values(), default=ASSUMED_S) or ASSUMED_S
-    derived = _derive(job.profile, step_s, links if job.spec.gpus > 1 else None)
-    return (replace(derived, gpu=kind),) if derived else ()
+    return _derive(job.profile, step_s, links if job.spec.gpus > 1 else None, kind)
 
 
 def _total_s(stages: StageTimes) -> float:
@@ -61,7 +60,9 @@ def _total_s(stages: StageTimes) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _derive(profile: Profile, step_s: float, links: Links | None) -> StageTimes | None:
+def _derive(
+    profile: Profile, step_s: float, links: Links | None, kind: str
+) -> tuple[StageTimes, ...]:
     """Stage times from the share of time in which a kernel ran, and, if `links` are given, what the
     GPUs sent. The rest counts as loading: utilisation cannot distinguish waiting for data from
     waiting for the network, but NCCL's kernels run during the latter.
@@ -71,12 +72,12 @@ def _derive(profile: Profile, step_s: float, links: Links | None) -> StageTimes 
     """
     busy = profile.mean("gpu_utilization")
     if busy is None:
-        return None
+        return ()
     computing_s = min(1.0, max(0.0, busy)) * step_s
     sending_s = min(computing_s, _sending(profile, links) * step_s) if links else 0.0
     forward_s = min(FORWARD * computing_s, computing_s - sending_s)
     backward_s = forward_s / FORWARD - forward_s
-    return StageTimes(step_s - computing_s, forward_s, backward_s, sending_s)
+    return (StageTimes(step_s - computing_s, forward_s, backward_s, sending_s, gpu=kind),)
 
 
 def _sending(profile: Profile, links: Links) -> float:
@@ -133,7 +134,7 @@ class Member(NamedTuple):
     left_s: tuple[float, ...]  # the part of its duration that remains, by kind
     deadline_s: float  # infinite: none
     need_mib: int
-    room_mib: int  # that must be free beside another job: with the margins
+    room_mib: int  # that must be free beside another job
     uid: int  # the user whose jobs it may share with under MPS; otherwise `ANYONE`
     shares: bool  # it need not be alone, and nothing is missing
     missing: str  # the reason code of what must be known before it is packed; "": nothing
@@ -156,16 +157,16 @@ def _member(
     expected_s, wanted, missing = job.expected_s, view.demand(job), _missing(job, told)
     # Predictions are assumed to be for the first kind.
     first_s = mean_s if expected_s is None else expected_s
-    deadline_at = job.spec.deadline_at
-    margin = margin_mib(job.retry, view.settings.preconditions_for("cuckoo"))
+    deadline_at, needs_mib = job.spec.deadline_at, need_mib(job)
+    conditions = view.settings.preconditions_for("cuckoo")
     return Member(
         job,
         stages,
         alone,
         left_s=tuple([left_s(job, view.now, first_s * each / alone[0]) for each in alone]),
         deadline_s=math.inf if deadline_at is None else deadline_at - view.now,
-        need_mib=need_mib(job),
-        room_mib=need_mib(job) + margin,
+        need_mib=needs_mib,
+        room_mib=max(needs_mib + margin_mib(job.retry, conditions), conditions.min_free_mib),
         uid=ANYONE if wanted.mps_uid is None else wanted.mps_uid,
         shares=not missing and not wanted.alone,
         missing=missing,

@@ -48,7 +48,7 @@ from policies.cuckoo.schedule import Schedule, Turn, schedule
 from policies.cuckoo.site import NOTHING, Site, site
 from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, only_idle
-from policies.profiling import ProfilingPool, profiling_run, set_aside
+from policies.profiling import profile_aside, profiling_run, set_aside
 from policies.ranked import Ranked
 from policies.views import memory_shortage, need_mib
 
@@ -86,32 +86,8 @@ class Cuckoo:
         first = next(filter(with_them.holds, known), None)
         if first and not without.holds(first):
             return tuple(self._plan(view, view.queue, NOTHING))
-        profiles = tuple(self._profiles(view, new, aside))
-        queued = {job.id: job for job in new}
-        for each in profiles:
-            if each.gpus:
-                view = view.with_placement(queued[each.job], each.gpus, each.profiling)
+        profiles, view = profile_aside(aside, new, self.unshared, view)
         return (*profiles, *self._plan(view, known, aside.own))
-
-    def _profiles(
-        self, view: View, jobs: Sequence[Job], aside: ProfilingPool
-    ) -> Iterator[Placement]:
-        """Profiling runs on the reserved GPUs: each job that fits, in queue order."""
-        free = sum(1 for gpu in aside.own if not view.gpu(gpu).residents)
-        for n, job in enumerate(jobs):
-            verdicts = self.unshared.place(job, view).verdicts
-            gpus = _on_one_node(
-                [v.gpu for v in verdicts if v.gpu in aside.own and not v.refused], job, view
-            )
-            if gpus:
-                free -= job.spec.gpus
-                placement = Placement(job.id, gpus, verdicts)
-                placement = profiling_run(placement, job, view, aside.run_s, evict=True)
-                view = view.with_placement(job, gpus, placement.profiling)
-                yield placement
-            elif n < TOLD:
-                wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
-                yield Placement(job.id, (), verdicts, (wait,))
 
     def _plan(
         self, view: View, jobs: Sequence[Job], closed: frozenset[GpuId]
@@ -174,7 +150,7 @@ class Cuckoo:
         on_gpus = list(known)
         packs, plan = self._packs(view), Schedule()
         if line:
-            groups = group(view, in_line, on_gpus, where, self.packer if packs else None)
+            groups = group(in_line, on_gpus, where, self.packer if packs else None)
             plan = schedule(groups, on_gpus, awaited, where, self.packer, self.planner)
         joins = turns(awaited, on_gpus, where, self.packer) if packs else ()
         return plan.with_joins(tuple(joins))
@@ -252,12 +228,3 @@ def _full(placement: Placement, turn: Turn) -> bool:
     there = {gpu.id for gpu in turn.gpus}
     reasons = [r for each in placement.verdicts if each.gpu in there for r in each.refused]
     return all(reason.code in ("memory", "min_free") for reason in reasons)
-
-
-def _on_one_node(gpus: Sequence[GpuId], job: Job, view: View) -> tuple[GpuId, ...]:
-    """As many as the job needs, all on one node; none if no node has enough."""
-    for place in range(len(view.nodes)):
-        there = [gpu for gpu in gpus if view.node_of[gpu] == place]
-        if len(there) >= job.spec.gpus:
-            return tuple(there[: job.spec.gpus])
-    return ()

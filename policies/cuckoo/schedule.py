@@ -3,7 +3,7 @@ are in seconds from now.
 
 If jobs ask for different numbers of GPUs, those whose first job is earlier in the queue are planned
 first. GPUs that the first group on a set waits for are kept for it, so that many small jobs cannot
-keep a large one out for good.
+keep a large one out for good. Until then, those that are idle are lent to groups that end in time.
 
 Where one MPS server serves a node's GPUs, and only one user at a time, its clients close all of
 them to other users' clients.
@@ -12,14 +12,14 @@ them to other users' clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, sub
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from carmad.plugin import GpuId, GpuView, JobId
+from carmad.plugin import GpuId, GpuView, Job, JobId
 from policies.cuckoo.groups import Group, Packer
 from policies.cuckoo.members import LEAST_S, Member
 from policies.cuckoo.planning import Groups, Planner, Slot, Window
@@ -38,11 +38,18 @@ class Entry(NamedTuple):
     gpu: GpuView
     kind: int
     uid: int | None  # the user of the MPS server's clients until then; None: nobody's
+    lent_s: float = 0.0  # how long it is idle before the group that it is kept for begins
 
     def alike(self) -> tuple[Hashable, ...]:
         """What GPUs of a set share: node and kind, or else kind, or nothing."""
         card = self.gpu.gpu
         return (card.node, card.name), card.name, None
+
+    def keep(self, plan: Planned, uid: int | None) -> Entry:
+        """Kept for a group, the next one there."""
+        lent_s = plan.begin_s if self.free_s <= 0 else self.lent_s
+        jobs = tuple([member.job.id for member in plan.group.members])
+        return self._replace(free_s=max(plan.ends_s), after=jobs, uid=uid, lent_s=lent_s)
 
 
 _first_free = attrgetter("free_s", "after", "island")
@@ -94,31 +101,52 @@ def schedule(
     one that will join it."""
     entries = {entry.gpu.id: entry for entry in _entries(running, awaited, where, packer)}
     starts: list[Turn] = []
-    planned: list[Planned] = []
+    planned: dict[JobId, Planned] = {}
     for alike in _classes(groups, where):
         first = alike[0].members[0].job
-        uid = where.server(first)
-        barred = where.unusable_gpus(first) if first.spec.gpus > 1 else NOTHING
-        usable = [entry for entry in entries.values() if entry.gpu.id not in barred]
-        seats = _seats(_open_to(uid, usable, entries.values()), first.spec.gpus)
+        seats = _seats(first, entries.values(), entries.values(), where)
         slots: list[Slot | None] = [None] * len(alike)
         ends_s = [[group.ends_s(kind) for kind in range(len(where.kinds))] for group in alike]
         if seats:
             table = _table(alike, ends_s, seats, where)
             slots = planner(table, [each.window for each in seats])
-        for group, ends, slot in zip(alike, ends_s, slots, strict=True):
-            plan = _plan(group, ends, slot, seats)
-            planned.append(plan)
+        plans = [
+            _plan(group, ends, slot, seats)
+            for group, ends, slot in zip(alike, ends_s, slots, strict=True)
+        ]
+        for plan, slot in zip(plans, slots, strict=True):
             if slot and slot.order == 1:
                 chosen = seats[slot.window]
-                jobs = tuple(member.job.id for member in group.members)
                 for each in chosen.entries:
-                    taken = each._replace(free_s=max(plan.ends_s), after=jobs, uid=uid)
-                    entries[each.gpu.id] = taken
-                if chosen.window.begin_s <= 0:
+                    entries[each.gpu.id] = each.keep(plan, where.server(first))
+                if plan.begin_s <= 0:
                     starts.append(Turn(plan, chosen.gpus))
-    by_job = {member.job.id: plan for plan in planned for member in plan.group.members}
-    return Schedule(tuple(starts), by_job, _due_s(running, where))
+        early = list(_lend(plans, entries.values(), where))
+        for turn in early:
+            for gpu in turn.gpus:
+                entries[gpu.id] = entries[gpu.id]._replace(lent_s=0.0)
+        starts += early
+        for plan in (*plans, *(turn.planned for turn in early)):
+            planned |= {member.job.id: plan for member in plan.group.members}
+    return Schedule(tuple(starts), planned, _due_s(running, where))
+
+
+def _lend(plans: Sequence[Planned], entries: Collection[Entry], where: Site) -> Iterator[Turn]:
+    """EASY backfilling: the groups that can end on idle GPUs before the group begins that these are
+    kept for, and sooner than planned."""
+    lent = [each._replace(free_s=-each.lent_s) for each in entries if each.lent_s > 0]
+    first = plans[0].group.members[0].job
+    left = _seats(first, lent, entries, where) if lent else []
+    for group, begin_s, planned_s, *_ in plans:
+        barred = where.unusable_gpus(group.members[0].job)
+        waits = begin_s > 0 or not planned_s
+        for seats in left if waits else ():
+            ends_s = group.ends_s(seats.window.kind)
+            latest_s = min(-seats.window.begin_s, max(planned_s, default=math.inf))
+            if max(ends_s) <= latest_s and barred.isdisjoint(seats.ids):
+                left.remove(seats)
+                yield Turn(Planned(group, ends_s=ends_s), seats.gpus)
+                break
 
 
 def _due_s(running: Sequence[Member], where: Site) -> float:
@@ -162,11 +190,11 @@ def _free_s(there: Sequence[Member], kind: int, packer: Packer) -> float:
     """When these jobs have ended; 0 if there are none."""
     if len(there) == 2 and not any(member.missing for member in there):
         one, other = there
-        return max(*packer.ends_s(one, other, kind), LEAST_S)
+        return max(*packer.together(one, other, kind).ends_s(kind), LEAST_S)
     return max([LEAST_S, *(member.left_s[kind] for member in there)]) if there else 0.0
 
 
-def _open_to(uid: int | None, entries: Sequence[Entry], known: Iterable[Entry]) -> Sequence[Entry]:
+def _open_to(uid: int | None, entries: list[Entry], known: Iterable[Entry]) -> list[Entry]:
     """The entries for jobs of this user, which wait for other users' clients on the node. None:
     they need no server."""
     if uid is None:
@@ -186,12 +214,18 @@ def _open_to(uid: int | None, entries: Sequence[Entry], known: Iterable[Entry]) 
     return found
 
 
-def _seats(entries: Sequence[Entry], count: int) -> list[Seats]:
-    """Sets of `count` GPUs: of one kind on one node, or else of one kind, or else any. GPUs that
-    become free at about the same time form a set."""
+def _seats(
+    job: Job, entries: Collection[Entry], known: Collection[Entry], where: Site
+) -> list[Seats]:
+    """Sets of as many of these GPUs as the job needs: of one kind on one node, or else of one kind,
+    or else any. GPUs that become free at about the same time form a set."""
+    count = job.spec.gpus
+    barred = where.unusable_gpus(job) if count > 1 else NOTHING
+    usable = [entry for entry in entries if entry.gpu.id not in barred]
+    usable = _open_to(where.server(job), usable, known)
     for level in range(3):
         alike: dict[Hashable, list[Entry]] = {}
-        for entry in entries:
+        for entry in usable:
             alike.setdefault(entry.alike()[level], []).append(entry)
         found: list[Seats] = []
         for each in alike.values():

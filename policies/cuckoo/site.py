@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ class Site(NamedTuple):
 
     gpus: tuple[GpuView, ...]
     kinds: tuple[str, ...]  # in the order in which they first appear
-    least_mib: float  # of the smallest GPU; infinite: there is none
+    least_mib: tuple[int, ...]  # of the smallest GPU of each kind
     whole: bool  # none of them is a MIG instance
     strays: Mapping[GpuId, int]  # users of clients, of no job, that are left on GPUs' MPS servers
     idle: int  # GPUs without jobs
@@ -37,7 +36,7 @@ class Site(NamedTuple):
         client = not job.exclusive and (self.one_user or not several)
         strays = self.strays if client else {}
         chosen = choice(job.spec)
-        all_alike = need_mib <= self.least_mib and (self.whole or not several)
+        all_alike = need_mib <= min(self.least_mib, default=0) and (self.whole or not several)
         if all_alike and not (avoid or strays or chosen):
             return NOTHING
         return frozenset(
@@ -62,12 +61,15 @@ class Site(NamedTuple):
 def site(view: View, aside: frozenset[GpuId], heterogeneous: bool) -> Site:
     """All GPUs that jobs may use at some time, except those reserved for profiling."""
     gpus = tuple(gpu for gpu in view.gpus if gpu.id not in aside and usable(gpu, view.settings))
-    kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
+    least_mib: dict[str, int] = {}  # by kind
+    for gpu in gpus:
+        kind = (gpu if heterogeneous else gpus[0]).gpu.name
+        least_mib[kind] = min(least_mib.get(kind, memory_mib(gpu)), memory_mib(gpu))
     shared = view.settings.collocation
     return Site(
         gpus,
-        kinds if heterogeneous else kinds[:1],
-        min(map(memory_mib, gpus), default=math.inf),
+        tuple(least_mib),
+        tuple(least_mib.values()),
         not any(gpu.gpu.is_mig for gpu in gpus),
         {gpu.id: gpu.mps_stray[0] for gpu in gpus if gpu.mps_stray and not gpu.gpu.is_mig},
         sum(not gpu.residents for gpu in gpus),

@@ -20,7 +20,6 @@ from carmad.plugin import (
     GpuView,
     Job,
     Placement,
-    ProfilingRun,
     Proposal,
     Reason,
     Settings,
@@ -28,13 +27,14 @@ from carmad.plugin import (
     View,
     idle,
 )
+from policies.baselines import least_service
 from policies.filters import fits_memory
 from policies.lucid import LucidSettings, traits
 from policies.lucid.binder import Binder
 from policies.lucid.mode import Capacity, next_change, profiler, sharing_capacity
 from policies.lucid.room import Room, idle_but, idle_of, refusals
-from policies.lucid.traits import Known, evictions, service
-from policies.profiling import ProfilingPool
+from policies.lucid.traits import Known, evictions
+from policies.profiling import ProfilingPool, profiling_run
 from policies.reasons import expectation
 from policies.rules import by_arrival
 
@@ -52,8 +52,7 @@ ANY = Capacity(2 * traits.SCORES["jumbo"], math.inf)
 class Turn:
     def __init__(self, view: View, profiler: ProfilingPool, binder: Binder | Reason) -> None:
         self.plan: list[Placement] = []
-        self._view = view  # without the placements in `_unseen`
-        self._unseen: list[tuple[Job, tuple[GpuId, ...], ProfilingRun | None]] = []
+        self._view = view
         self._profiler = profiler
         self._binder = binder
         self._fits = fits_memory(view.settings.preconditions_for("lucid"), view.settings)
@@ -73,8 +72,8 @@ class Turn:
             wanted = self._view.demand(job, profiling=True)
             verdicts = self._verdicts(job, wanted, gpus)
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
-                run = self._run(job, self._profiler.run_s, evict=True)
-                self._give(job, taken, verdicts, profiling=run)
+                run_s = self._profiler.run_s
+                self._give(job, taken, verdicts, profile_s=run_s, evict=True)
                 self._take(room, taken)
                 continue
             waiting += 1
@@ -86,7 +85,7 @@ class Turn:
     # -- the main line (algorithm 2)
 
     def place(self, line: Iterable[Job]) -> None:
-        own, view = self._profiler.own, self._view_now()
+        own, view = self._profiler.own, self._view
         room, kept = idle_but(own, view), idle_of(own, view).free
         off = isinstance(self._binder, Reason)
         partners = {} if isinstance(self._binder, Reason) else self._binder.partners
@@ -121,7 +120,7 @@ class Turn:
     def _settle(self, job: Job, room: Room) -> bool:
         """Place the job on idle GPUs, and profile it there if it has no profile."""
         main = self._apart(job) == self._profiler.own
-        idle_gpus = room if main else idle_but(NOTHING, self._view_now())
+        idle_gpus = room if main else idle_but(NOTHING, self._view)
         if job.spec.gpus > idle_gpus.free:
             return False
         knobs = self._view.settings.profiling
@@ -130,8 +129,8 @@ class Turn:
         taken = idle_gpus.choose(wanted, self._view, self._fits)
         if not taken:
             return False
-        run = self._run(job, knobs.run_s, evict=False) if new else None
-        self._give(job, taken, self._main_verdicts(job, wanted), profiling=run)
+        profile_s = knobs.run_s if new else None
+        self._give(job, taken, self._main_verdicts(job, wanted), profile_s=profile_s)
         self._take(room, taken)
         return True
 
@@ -149,44 +148,30 @@ class Turn:
 
     # -- both
 
-    def _run(self, job: Job, seconds: float, evict: bool) -> ProfilingRun:
-        return ProfilingRun(self._view.now + seconds + job.spec.cold_start_s, evict)
-
     def _give(
         self,
         job: Job,
         taken: Sequence[GpuView],
         verdicts: tuple[Verdict, ...],
-        *explanation: Reason,
-        profiling: ProfilingRun | None = None,
+        *why: Reason,
+        profile_s: float | None = None,
+        evict: bool = False,
     ) -> None:
-        told = [*explanation, *expectation(job)]
-        if profiling:
-            seconds = profiling.until - self._view.now
-            told.append(Reason("profiled_there", seconds, unit="s"))
         gpus = tuple(gpu.id for gpu in taken)
-        self.plan.append(
-            Placement(job.id, gpus, verdicts, profiling=profiling, explanation=tuple(told))
-        )
-        self._unseen.append((job, gpus, profiling))
-
-    def _view_now(self) -> View:
-        """With all placements so far. Most plans place few jobs and most placements need no
-        verdicts on others, so the view is only brought up to date where it is looked at."""
-        for placed in self._unseen:
-            self._view = self._view.with_placement(*placed)
-        self._unseen.clear()
-        return self._view
+        placement = Placement(job.id, gpus, verdicts, explanation=(*why, *expectation(job)))
+        if profile_s is not None:
+            placement = profiling_run(placement, job, self._view, profile_s, evict)
+        self.plan.append(placement)
+        self._view = self._view.with_placement(job, gpus, placement.profiling)
 
     def _take(self, room: Room, gpus: Sequence[GpuView]) -> None:
         """Take a placed job's GPUs out of the room. A client of a node's MPS server also closes the
         node's other GPUs to other users' jobs; otherwise a job changes only its own."""
         room.without(gpus)
         if self._server_per_node:
-            view = self._view_now()
-            room.renew(view)
+            room.renew(self._view)
             if isinstance(self._binder, Binder):
-                self._binder.view = view
+                self._binder.view = self._view
 
     # -- verdicts
 
@@ -199,11 +184,10 @@ class Turn:
         if len(gpus) > self._verdicts_left:
             return ()
         self._verdicts_left -= len(gpus)
-        view = self._view_now()
         return tuple(
             Verdict(gpu, (Reason("kept_for_profiling"),))
             if gpu in apart
-            else self._verdict(job, wanted, view.gpu(gpu))
+            else self._verdict(job, wanted, self._view.gpu(gpu))
             for gpu in gpus
         )
 
@@ -235,7 +219,7 @@ class Lucid:
     known: Known = field(default_factory=Known, init=False, repr=False)
 
     def order(self, job: Job) -> float:
-        return service(job) if self.estimated else by_arrival(job)
+        return least_service(job) if self.estimated else by_arrival(job)  # line 4
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
         if not view.queue:

@@ -8,14 +8,13 @@ from their profiles are split again (3.3, rule 4).
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from carmad.learning.models import Node
+from pydantic import TypeAdapter
+
 from carmad.plugin import GpuView, Job, JobId, Model, NodeView, Preemption, Reason, Tree, View
 from policies.views import need_mib
 
@@ -63,13 +62,8 @@ def sharing_score(tree: Tree, job: Job, memory_mib: int) -> int | None:
 @cache
 def load_shipped() -> Tree:
     """The model trained by `python -m lab.lucid.models`."""
-    fields = json.loads(files("policies.lucid").joinpath("packing.json").read_text("utf-8"))
-    fields |= {name: tuple(fields[name]) for name in ("features", "classes")}
-    fields["nodes"] = tuple(
-        Node(**{**node, "counts": tuple(node["counts"])}) for node in fields["nodes"]
-    )
-    fields["errors"] = tuple((name, error) for name, error in fields["errors"])
-    return Tree(**fields)
+    text = files("policies.lucid").joinpath("packing.json").read_bytes()
+    return TypeAdapter(Tree).validate_json(text)
 
 
 class Traits(NamedTuple):
@@ -83,11 +77,6 @@ class Traits(NamedTuple):
 
 Priority = Callable[[Job], float]
 TraitsOf = Callable[[Job, int], Traits]  # for GPUs with this much memory, in MiB
-
-
-def service(job: Job) -> float:
-    """Algorithm 2, line 4. Jobs of unknown duration go last."""
-    return math.inf if job.expected_s is None else job.spec.gpus * job.expected_s
 
 
 class Known:

@@ -211,12 +211,13 @@ def test_bad_rows_of_jobs_that_wait_end_those_jobs_and_no_other(daemon: Carmad) 
     daemon.stop()
     harmed(daemon, *bad)
     daemon.start()
+    told = check(daemon, "damage")
     for job, after in zip(bad, follows, strict=True):
         ended = daemon.ended(job)
         assert ended["state"] == "cancelled"
         assert "its record in the database was damaged" in ended["exit"]["evidence"]
         assert daemon.ended(after)["state"] == "cancelled"
-        assert any(told.startswith(f"job {job} in") for told in check(daemon, "damage"))
+        assert any(line.startswith(f"job {job} in") for line in told)
         assert not daemon.attempt(job).exists()
     daemon.post("/v1/release", {"select": str(good)})
     assert daemon.ended(good)["state"] == "succeeded"

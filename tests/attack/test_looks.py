@@ -30,10 +30,7 @@ LOOK = re.compile(
     r'^(\d+) .*"/proc/(\d+)/(?:task/\d+/)?'
     r"(?:environ|cmdline|maps|smaps\w*|numa_maps|map_files|cwd|exe|fd|fdinfo)\b"
 )
-DISPOSABLE = re.compile(
-    r'^(\d+) +(?:execve\(.*carmad\.attempt\.marks\b|prctl\(PR_SET_NAME, "carma:helper")',
-    re.MULTILINE,
-)
+DISPOSABLE = re.compile(r"^(\d+) +execve\(.*carmad\.attempt\.marks\b", re.MULTILINE)
 
 
 def lives_of_jobs(user: User) -> None:
@@ -141,5 +138,4 @@ def test_such_a_look_would_be_noticed() -> None:
     assert looks(looked) == [looked.strip()]
     assert looks(become + looked) == []
     assert looks(alone + looked) == []
-    assert looks('12 prctl(PR_SET_NAME, "carma:helper") = 0\n' + looked) == []
     assert looks(looked.replace("34", "12")) == []

@@ -7,6 +7,7 @@ measures what an honest user notices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -24,7 +25,7 @@ SMALL = {"TASKS": 300, "CONNECTIONS": 100, "STREAMS": 80, "FORKS": 50, "KILLS": 
 @pytest.fixture(scope="module")
 def field() -> Iterator[Field]:
     """One machine for all: what a case leaves behind, the next one meets."""
-    with skipped(), open_field() as field, recorded(field.machine):
+    with skipped(), open_field() as field:
         yield field
 
 
@@ -34,7 +35,10 @@ def field() -> Iterator[Field]:
 def test_an_honest_user_goes_on(field: Field, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(cases, name, value)
-    found = besiege(field, case, rounds=0, times=0, jobs=1)
+    # To trace each call of a daemon that is flooded takes most of all tests' processor time; what
+    # the kernel refuses it, it refuses in the other cases as well.
+    with recorded(field.machine) if case.attack is not cases.everything else nullcontext():
+        found = besiege(field, case, rounds=0, times=0, jobs=1)
     if found.skipped:
         pytest.skip(found.skipped)
     assert not found.failed

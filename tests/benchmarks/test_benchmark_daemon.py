@@ -14,7 +14,7 @@ from carmad.attempt.proc import own_environment
 from carmad.core.messages import Sampled
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
-from tests import forked_carmad
+from tests.daemon import Forked
 from tests.waiting import until
 
 ONE = "1xA100-40GB"
@@ -94,7 +94,7 @@ def test_a_forked_carmad_may_have_ended_before_it_is_looked_at(
 ) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    monkeypatch.setattr(forked_carmad, "fork", lambda *given: gone.pid)
-    ended = forked_carmad.Forked(["python", "-m", "carmad"], {})
+    monkeypatch.setattr("tests.daemon.fork", lambda *given: gone.pid)
+    ended = Forked([], {})
     ended.kill()
     assert (ended.poll(), ended.wait()) == (0, 0)

@@ -17,7 +17,7 @@ from tests.daemon import NO_KERNELS, Carmad
 from tests.waiting import until
 
 VERBS = """
-from cli.checks import Checks
+from cli.verbs import Checks
 from cli.verbs import MONITORING, Command, Word
 
 HEARD = Command("heard", "lab_extra.command", "Say what was heard.", MONITORING)

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from carmad import layout_text
-from carmad.api.requests import StageIn, StageTimesIn, StepStagesIn
+from carmad.api.requests import StageIn, StageTimesIn
 from carmad.core.jobs.findings import StageTimes
 from carmad.core.jobs.layout import Stage
 from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
@@ -93,4 +93,3 @@ def test_every_field_has_a_word_and_a_place_in_a_request() -> None:
     of_times = {field.name for field in fields(StageTimes)}
     assert {*OF_STAGE.values(), "replicas"} == of_stage == set(StageIn.model_fields)
     assert {*OF_TIMES.values(), "gpu"} == of_times == set(StageTimesIn.model_fields)
-    assert set(StepStagesIn.model_fields) == of_times - {"gpu"}

@@ -24,7 +24,6 @@ from carmad.paths import python
 from cli import hot
 from cli.commands import past
 from cli.main import run
-from cli.output import AUTO
 from cli.verbs import FIRST, INSTEAD, every, leaves
 from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job
@@ -49,11 +48,6 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("release 42", ("POST", "/v1/release"), "job 42: done"),
     ("requeue 42", ("POST", "/v1/requeue"), "job 42: done"),
     ("report --step 0.25 --job 42", ("POST", "/v1/jobs/42/step"), "job 42: 0.25 s a step"),
-    (
-        "report --step 1s --job 42 --forward 9ms --backward 1s",
-        ("POST", "/v1/jobs/42/step"),
-        "1 s a step",
-    ),
     ("gpus", ("GET", "/v1/gpus"), "PROMISABLE"),
     ("drain 0", ("POST", "/v1/gpus/0/drain"), "GPU 0: drained"),
     ("drain --undo 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
@@ -93,12 +87,15 @@ def with_json(words: str) -> list[str]:
 def test_a_job_reports_what_its_steps_go_to(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "report --step 0.25 --job 42 --load 10ms --forward 37ms --backward 76ms"
-    assert run([*words.split(), "--communication", "98ms", "--sync", "backward"]) == 0
+    words = ["report", "--step", "0.25", "--job", "42", "--stages"]
+    stages = "load=10ms forward=37ms backward=76ms communication=98ms sync=backward"
+    assert run([*words, stages]) == 0
     times = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
     assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
-    assert run(["report", "--step", "250ms", "--job", "42", "--forward", "37"]) == 2
-    assert "'37' is not a valid stage time" in capsys.readouterr().err
+    assert run([*words, "forward=37 backward=76ms"]) == 2
+    assert "--stages: '37' is not a valid stage time" in capsys.readouterr().err
+    assert run(["report", *words[3:], stages, "acc=1"]) == 2
+    assert "what is to be reported?" in capsys.readouterr().err
     why = "job 41 has no profile"
     fake.answers["POST", "/v1/jobs/42/step"] = job(unused=why)
     assert run(["report", "--step", "250ms", "--job", "42"]) == 0
@@ -338,7 +335,7 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         "update",
         "queue --nope",
         "queue --me=1",
-        "top -w x",
+        "top --every x",
         "queue -t purple",
     )
     wrong += ("queue -o nope", "queue -S x", "history --since yesteryear")
@@ -346,6 +343,18 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         assert run(words.split()) == 2, words
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("carma: ") and err.count("\n") <= 2, words
+    for words, said in (
+        ("daemon run", "use `carmad`, with the same options"),
+        ("history --export x.csv", "use `carma simulate --history --export FILE`"),
+        ("top -w 5", "use --every SECONDS"),
+        ("--color always queue", "use NO_COLOR=1 or FORCE_COLOR=1"),
+        ("history --limit x", "--limit: 'x' is not a whole number from 1 on"),
+        ("run --pid 0", "--pid: '0' is not a whole number from 1 on"),
+        ("queue --json=1", "--json takes no value\nhint: write --json alone"),
+        ("status --json=1", "--json takes no value\nhint: write --json alone"),
+    ):
+        assert run(words.split()) == 2
+        assert said in capsys.readouterr().err
     assert run(["queu"]) == 2
     expected = "carma: there is no command `carma queu`\nhint: did you mean `carma queue`?\n"
     assert capsys.readouterr().err == expected
@@ -636,7 +645,7 @@ def test_logs_are_followed_until_the_job_ends(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    monkeypatch.setattr("cli.output.LOOK_S", 0.01)
+    monkeypatch.setattr("carma_client.logs.LOOK_S", 0.01)
     monkeypatch.setattr("cli.commands.logs.ASK_S", 0.02)
     log = tmp_path / "log"
     log_of(fake, log, state="queued", started_at=None)
@@ -942,13 +951,7 @@ def test_colour_goes_to_terminals_only(
     assert "\x1b" in on_a_terminal("queue")
     assert "\x1b" not in on_a_terminal("queue", NO_COLOR="1")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    for words, color in (
-        ("--color always queue", True),
-        ("--color never queue", False),
-        ("queue", True),
-        ("queue --json", False),
-    ):
-        monkeypatch.setattr("cli.output._chosen", AUTO)
+    for words, color in (("queue", True), ("queue --json", False)):
         assert run(words.split()) == 0
         assert ("\x1b" in capsys.readouterr().out) is color, words
 
@@ -956,8 +959,6 @@ def test_colour_goes_to_terminals_only(
 def test_what_cannot_be_drawn_is_a_usage_error(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["--color", "mauve", "queue"]) == 2
-    assert "choose one of auto, always, never" in capsys.readouterr().err
     assert run(["queue", "-w"]) == 2
     assert "needs a terminal" in capsys.readouterr().err
     assert not fake.asked

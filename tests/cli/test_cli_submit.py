@@ -398,7 +398,7 @@ def test_every_option_arrives(
         "mail_user": "ada@lab.org",
         "idle_ok": "robot",
         "comment": "a/b",
-        "umask": "027",
+        "umask": "0027",
         "held": True,
         "dry_run": False,
     }

@@ -82,10 +82,11 @@ def test_wide_characters_are_never_halved() -> None:
         assert cell_len(line) <= room and line.endswith("1")
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, table: Table, color: str) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, table: Table, color: bool) -> str:
     written = io.StringIO()
     monkeypatch.setattr("sys.stdout", written)
-    monkeypatch.setattr("cli.output._chosen", color)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1" if color else "")
     output.show([table])
     return written.getvalue()
 
@@ -95,14 +96,14 @@ def test_a_pipe_gets_whole_lines_without_blanks_and_colour_only_if_wanted(
 ) -> None:
     table = made("NAME WHY*", ("x" * 300, "[bold]:smile: " * 100))
     table.add(in_style("on", "bold red"), "-")
-    text = shown(monkeypatch, table, "never")
+    text = shown(monkeypatch, table, False)
     assert text.splitlines()[1] == f"{'x' * 300}  {('[bold]:smile: ' * 100).rstrip()}"
     assert "\x1b" not in text and not any(line.endswith(" ") for line in text.splitlines())
-    assert "\x1b[1;31mon\x1b[0m" in shown(monkeypatch, table, "always")
+    assert "\x1b[1;31mon\x1b[0m" in shown(monkeypatch, table, True)
 
 
 def test_long_lists_are_printed_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     table = made("NAME N>", *(("job", str(n)) for n in range(output.MOST_DRAWN + 1)))
     monkeypatch.setattr(Table, "__rich_console__", None)
-    lines = shown(monkeypatch, table, "always").splitlines()
+    lines = shown(monkeypatch, table, True).splitlines()
     assert lines[0] == "NAME    N" and lines[-1] == "job   300"

@@ -351,7 +351,7 @@ def test_a_forged_explanation_costs_the_estimate_nothing(forged: object) -> None
 
 def test_an_explanation_is_bounded() -> None:
     held = HELD | {"name": "\ud800" * 9999, "kind": 7}
-    many = {"modules": [held] * 9999, "lines": [], "remedies": [], "moments": [MOMENT] * 9999}
+    many = {"modules": [held] * 65, "lines": [], "remedies": [], "moments": [MOMENT] * 1025}
     found = explained(many)
     assert found is not None
     assert (len(found.modules), len(found.moments)) == (64, 1024)

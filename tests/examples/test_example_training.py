@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from runpy import run_path
 from types import ModuleType
 
 import pytest
@@ -55,14 +54,17 @@ def test_no_part_is_larger_than_it_was_told(example: ModuleType) -> None:
     assert seen == [4, 4, 4, 1]
 
 
-def test_the_script_learns_the_same_as_carma_starts_it() -> None:
+def test_the_script_learns_the_same_as_carma_starts_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--samples", "128", "--batch-size", "64", "--epochs", "2")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
+
     def losses(**told: str) -> tuple[str, list[float]]:
-        words = ("--samples", "128", "--batch-size", "64", "--epochs", "2")
-        env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **told}
-        run = subprocess.run(
-            [sys.executable, SCRIPT, *words], env=env, capture_output=True, text=True, check=True
-        )
-        head, *epochs = run.stdout.splitlines()
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        run_path(str(SCRIPT), run_name="__main__")
+        head, *epochs = capsys.readouterr().out.splitlines()
         return head, [float(re.sub(r".* ", "", line)) for line in epochs]
 
     whole, expected = losses()

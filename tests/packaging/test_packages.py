@@ -223,6 +223,7 @@ def test_two_builds_of_the_package_are_equal(debs: list[Path]) -> None:
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.long
 def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
     listed = subprocess.run(
         ["dpkg-deb", "--contents", str(debs[0])], check=True, capture_output=True, text=True
@@ -246,6 +247,7 @@ def test_the_package_has_all_that_a_server_needs(debs: list[Path]) -> None:
     assert {line[0][0] for line in lines if line[0].endswith("rwxrwxrwx")} == {"l"}
 
 
+@pytest.mark.long
 def test_the_packages_version_rises_with_each_commit(debs: list[Path]) -> None:
     version = field(debs[0], "Version")
     assert re.fullmatch(rf"{re.escape(VERSION)}\+git\d{{8}}\.\d{{6}}~\w+[\d.]*", version)

@@ -24,7 +24,7 @@ from policies.cuckoo.interleaving import Asynchronous, ddl_values, total_values
 from policies.cuckoo.joining import Memory
 from policies.cuckoo.members import FORWARD, UNHEARD_S, Speeds, find_stage_times, left_s
 from policies.cuckoo.planning import Groups, Slot, Slots, Window, costs, first_slots, min_cost
-from policies.cuckoo.policy import TOLD, _on_one_node, cuckoo
+from policies.cuckoo.policy import TOLD, cuckoo
 from tests import planning
 from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 
@@ -384,14 +384,6 @@ def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
 # -- packing
 
 
-def test_gpus_of_two_nodes_are_not_taken_as_those_of_one():
-    cards = [a_gpu(n, node=node) for n, node in enumerate("abbb")]
-    view = a_view(gpu_views(cards), ())
-    first, *others = (gpu.id for gpu in cards)
-    assert _on_one_node((first, *others), queued(1, wants=2), view) == tuple(others[:2])
-    assert _on_one_node((first, others[0]), queued(1, wants=2), view) == ()
-
-
 def remembering(view, *pairs):
     return replace(view, memory=Memory(pairs))
 
@@ -735,12 +727,35 @@ def test_while_no_job_can_start_turns_are_told_once_a_minute():
 def test_a_large_job_s_gpus_are_kept_for_it():
     """Job 1 is first in line and wants both GPUs, of which one is busy for 1000 s."""
     large, busy = queued(1, 500.0, wants=2, deadline=2000.0), running(9, 1, exclusive=True)
-    placements = plan(view_of(2, [large, queued(2, 900.0, deadline=9000.0)], busy))
+    placements = plan(view_of(2, [large, queued(2, 1001.0, deadline=9000.0)], busy))
     assert where(placements) == {1: (), 2: ()}
     assert codes(placements[1].reasons)["planned_start"].have == 1000
     assert codes(placements[2].reasons)["planned_start"].have == 1500
     first = [large, queued(2, 1100.0, deadline=1000.0)]
     assert where(plan(view_of(2, first, busy))) == {2: (0,), 1: ()}
+
+
+def test_gpus_kept_for_a_large_job_are_lent_to_those_that_end_before():
+    """Job 1 wants all three GPUs, one of which is busy for 1000 s."""
+    large, busy = queued(1, 500.0, wants=3, deadline=2000.0), running(9, 2, exclusive=True)
+    long = queued(2, 1001.0, stages=NOTHING_LEFT, deadline=8000.0)
+    short = queued(3, 1000.0, stages=NOTHING_LEFT, deadline=9000.0)
+    placements = plan(view_of(3, [large, long, short], busy))
+    assert where(placements) == {3: (0,), 1: (), 2: ()}
+    assert codes(placements[1].reasons)["planned_start"].have == 1000
+    two = queued(4, 900.0, wants=2, stages=NOTHING_LEFT, deadline=9500.0)
+    assert where(plan(view_of(3, [large, two], busy))) == {4: (0, 1), 1: ()}
+    for each_s, found in ((500.0, [(0,), (1,)]), (990.0, [])):
+        pairs = [queued(n, each_s, stages=LOADS if n % 2 else COMPUTES) for n in range(4, 8)]
+        placements = plan(view_of(3, [large, *pairs], busy))
+        assert sorted(filter(None, where(placements).values())) == found, "both end in time"
+
+
+def test_gpus_are_lent_to_those_who_suit_them():
+    large, busy = queued(1, 500.0, wants=3, deadline=2000.0), running(9, 2, exclusive=True)
+    needs = queued(2, estimate=Estimate(30_000, "x", firm=True))
+    view = view_of(3, [large, needs], busy, gpu0={"gpu": a_gpu(0, 24_000)})
+    assert where(plan(view)) == {2: (1,), 1: ()}
 
 
 def test_those_who_yield_have_their_turn_after_the_others():
@@ -826,7 +841,11 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert where(plan(drained)) == {1: (1, 2)}
     never = view_of(2, [queued(1, wants=3), queued(2)], settings=aside, gpu0={"drained": "x"})
     assert where(plan(never)) == {1: (), 2: (1,)}, "who can never start keeps nobody off them"
-    behind = view_of(3, [queued(1, wants=3), queued(2)], running(9, 0), settings=aside)
+    nodes = {f"gpu{n}": {"gpu": a_gpu(n, node=name)} for n, name in enumerate("xabb")}
+    pool, two = replace(SETTINGS, profiling=Profiling(gpus=3)), [queued(2, wants=2, **NEW)]
+    assert where(plan(view_of(4, two, settings=pool, **nodes))) == {2: (2, 3)}, "not on two nodes"
+    assert where(plan(view_of(4, two, running(9, 3), settings=pool, **nodes))) == {2: ()}
+    behind = view_of(3, [queued(1, wants=3), queued(2, 1001.0)], running(9, 0), settings=aside)
     assert where(plan(behind)) == {1: (), 2: ()}, "all are kept for job 1 until job 9 has ended"
 
 

@@ -92,6 +92,17 @@ class GpuView:
             recent=self.recent.without_samples(),
         )
 
+    def vacated(self) -> GpuView:
+        """This GPU when all jobs have left it, and the clients of its MPS server have."""
+        return replace(
+            self,
+            residents=(),
+            settling=None,
+            free_mib=self.gpu.memory_mib - self.external_mib,
+            mps_user=None,
+            mps_leaving=None,
+        )
+
     def counted_mib(self, job: Job) -> int:
         """What this resident counts for, as in `free_memory`."""
         return max(self.held_mib(job), promise_mib(job, self.settling is None))

@@ -8,63 +8,25 @@ pass a large one for ever. A job that asks for nothing counts for nothing, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import islice
 
-from carmad.config import Host, Limits
+from carmad.config import Host, Limits, Settings
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import CPUS, MEMORY, Held, asks_for_host, place_in_line
 from carmad.core.jobs.spec import After, JobSpec, Owner
+from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason
 from carmad.core.rules.limits import DAYS, DEFAULT, Limit, Period, Subject, default_limit, limit_of
-from carmad.core.rules.share import DAY_S, HOUR_S, HostPart, Shares, Standing, frees_at, host_part
+from carmad.core.rules.share import DAY_S, HOUR_S, HostPart, Shares, frees_at, host_part
 from carmad.readable import gib
 
 FEW = 8  # dependencies of a job that are named
 NAMED = 3  # jobs that a reason names: those that have most of the host
-
-
-def blockers(
-    job: Job,
-    now: float,
-    live: Mapping[JobId, Job],
-    held: Held,
-    quotas: Quotas,
-    unread: str,
-    room: Room | None = None,
-) -> Iterator[Reason]:
-    """Why a queued job may not start yet, whatever the state of the GPUs: all there is. `unread`:
-    why the GPUs cannot be read; `room`: what the host has left, None to leave that out.
-
-    A dependency that is not live has been met: otherwise the step in which it ended would have
-    cancelled this job.
-    """
-    spec = job.spec
-    if job.barred:
-        yield Reason("no_account", detail=job.barred)
-    if job.held:
-        yield Reason("suspended") if job.suspension else Reason("held")
-    if spec.begin_at is not None and now < spec.begin_at:
-        yield Reason("begin", spec.begin_at, now, "s")
-    if spec.after and (before := _name_few(a for a in spec.after if a.job in live)):
-        yield Reason("dependency", detail=before)
-    if its := job.suspension:
-        if now < its.again_at:
-            yield Reason("resume_failed", its.again_at, its.failures)
-    elif spec.array and spec.array.limit is not None:
-        active = held.tasks[spec.array.array]
-        if active >= spec.array.limit:
-            yield _array_limit(spec.array.limit, active)
-    if spec.gpus and quotas.any and (refusal := quotas.refusal(spec.owner, spec.gpus)):
-        yield refusal
-    if room and not job.suspension and (lack := room.lack(job)):
-        yield lack
-    if unread and spec.gpus:
-        yield Reason("gpus_unread", detail=unread)
 
 
 class Room:
@@ -126,19 +88,82 @@ class Room:
         return f"{left}: {', '.join(has)}" if has else left
 
 
-def host_room(
-    total: Host,
-    held: Held,
-    lines: Iterable[Iterable[Job]],
-    ready: Callable[[Job], bool],
-    standing: Callable[[Job], Standing],
-) -> Room:
-    """What the host has left. `lines`: of the jobs for GPUs, and of those for CPUs alone; `ready`:
-    whether a job waits for nothing but GPUs and the host."""
-    firsts = [job for line in lines for job in islice(filter(ready, line), 1)]
-    # Policies have no say here: they do not know the jobs without GPUs.
-    firsts.sort(key=lambda job: place_in_line(job, 0.0, standing(job)))
-    return Room(total, held.host, held.of_host, firsts)
+class Gate:
+    """What keeps queued jobs from starting at one moment, whatever the state of the GPUs."""
+
+    def __init__(
+        self,
+        now: float,
+        live: Mapping[JobId, Job],
+        held: Held,
+        limits: Mapping[str, Limit],
+        shares: Shares,
+        settings: Settings,
+        unread: str,
+        lines: Iterable[Iterable[Job]],
+    ) -> None:
+        """`unread`: why the GPUs cannot be read; `lines`: of the jobs for GPUs, and of those for
+        CPUs alone."""
+        self.quotas = Quotas(limits, settings.limits, held.gpus, shares, now)
+        self._now = now
+        self._live = live
+        self._held = held
+        self._total = settings.host
+        self._standing = shares.standing
+        self._unread = unread
+        self._lines = lines
+        self._room: Room | None = None
+
+    def blocker(self, job: Job) -> Reason | None:
+        """Why the job has to wait; None: it need not."""
+        return next(self.blockers(job), None)
+
+    def blockers(self, job: Job, besides_host: bool = False) -> Iterator[Reason]:
+        """Every such reason. `besides_host`: apart from what the host lacks.
+
+        A dependency that is not live has been met: otherwise the step in which it ended would have
+        cancelled this job.
+        """
+        spec, now = job.spec, self._now
+        if job.barred:
+            yield Reason("no_account", detail=job.barred)
+        if job.held:
+            yield Reason("suspended") if job.suspension else Reason("held")
+        if spec.begin_at is not None and now < spec.begin_at:
+            yield Reason("begin", spec.begin_at, now, "s")
+        if spec.after and (before := _name_few(a for a in spec.after if a.job in self._live)):
+            yield Reason("dependency", detail=before)
+        if its := job.suspension:
+            if now < its.again_at:
+                yield Reason("resume_failed", its.again_at, its.failures)
+        elif spec.array and spec.array.limit is not None:
+            active = self._held.tasks[spec.array.array]
+            if active >= spec.array.limit:
+                yield _array_limit(spec.array.limit, active)
+        if spec.gpus and self.quotas.any and (reason := self.quotas.refusal(spec.owner, spec.gpus)):
+            yield reason
+        asks = asks_for_host(spec) and not (besides_host or job.suspension)
+        if asks and (lack := self.room.lack(job)):
+            yield lack
+        if self._unread and spec.gpus:
+            yield Reason("gpus_unread", detail=self._unread)
+
+    @property
+    def room(self) -> Room:
+        """What the host has left."""
+        if self._room is None:
+            firsts = [
+                job for line in self._lines for job in islice(filter(self._is_ready, line), 1)
+            ]
+            # Policies have no say here: they do not know the jobs without GPUs.
+            firsts.sort(key=lambda job: place_in_line(job, 0.0, self._standing(job)))
+            self._room = Room(self._total, self._held.host, self._held.of_host, firsts)
+        return self._room
+
+    def _is_ready(self, job: Job) -> bool:
+        """Whether it waits for nothing but GPUs and the host."""
+        waits = next(self.blockers(job, besides_host=True), None)
+        return job.state is JobState.QUEUED and waits is None
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -12,8 +12,7 @@ from carmad.core.gpus.gpuview import NodeView
 from carmad.core.jobs import suspending
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job, advance, start
-from carmad.core.jobs.ledger import asks_for_host
-from carmad.core.jobs.line import Quotas, Room, blockers, host_room
+from carmad.core.jobs.line import Gate
 from carmad.core.jobs.states import JobState, Paused
 from carmad.core.jobs.tasks import singly
 from carmad.core.messages import Launch, Resume, Wake
@@ -35,24 +34,23 @@ FEW = 64  # jobs whose `order` is asked for again per step: all of them could ta
 
 def view(state: State, now: float, joining: Job | None = None) -> View:
     """The policy's view; with `joining`, as if that job were queued."""
-    return _view(Gate(state, now), joining)
+    return _view(state, now, joining)
 
 
 def plan(state: State, now: float) -> None:
     """Ask the policy, start the jobs that it places and stop those that it preempts."""
     if not state.ledger.line():
         return
-    gate = Gate(state, now)
-    _finish_moves(gate)
+    _finish_moves(state, now)
     _order_the_unordered(state)
     plans = state.plans
     before = plans.asks_at
-    while _plan_once(gate):
+    while _plan_once(state, now):
         pass
     for id in tuple(plans.blocked_until):
         if (row := state.ledger.jobs.row(JobId(id))) is None or not row.waits:
             del plans.blocked_until[id]
-    _start_without_gpus(gate)
+    _start_without_gpus(state, now)
     suspensions = (job.suspension for job in state.ledger.suspended.values())
     again_at = min((its.again_at for its in suspensions if its and its.again_at > now), default=inf)
     plans.asks_at = min(plans.asks_at, again_at)
@@ -60,50 +58,22 @@ def plan(state: State, now: float) -> None:
         state.actions.append(Wake(plans.asks_at))
 
 
-class Gate:
-    """What keeps queued jobs from the policy, or jobs without GPUs from starting, at one time."""
-
-    def __init__(self, state: State, now: float) -> None:
-        self.state = state
-        self.now = now
-        self.room: Room | None = None  # what the host has left; None: outdated
-
-    def quotas(self) -> Quotas:
-        its = self.state
-        return Quotas(its.limits, its.settings.limits, its.ledger.held.gpus, its.shares, self.now)
-
-    def blocker(self, job: Job, quotas: Quotas | None = None) -> Reason | None:
-        """Why the job has to wait, whatever the state of the GPUs; None: it need not."""
-        quotas = quotas or self.quotas()
-        if self.room is None and asks_for_host(job.spec):
-            self.room = self._room_now(quotas)
-        return next(self._blockers(job, quotas, self.room), None)
-
-    def _blockers(self, job: Job, quotas: Quotas, room: Room | None = None) -> Iterator[Reason]:
-        ledger, unread = self.state.ledger, self.state.fleet.unread
-        return blockers(job, self.now, ledger.jobs, ledger.held, quotas, unread, room)
-
-    def _room_now(self, quotas: Quotas) -> Room:
-        ledger = self.state.ledger
-
-        def ready(job: Job) -> bool:
-            return job.state is JobState.QUEUED and next(self._blockers(job, quotas), None) is None
-
-        lines = (job for job in ledger.line() if job.spec.gpus), ledger.line_of_cpus()
-        host, standing = self.state.settings.host, self.state.shares.standing
-        return host_room(host, ledger.held, lines, ready, standing)
+def _gate(state: State, now: float) -> Gate:
+    """What keeps queued jobs from the policy, or jobs without GPUs from starting."""
+    ledger = state.ledger
+    lines = (job for job in ledger.line() if job.spec.gpus), ledger.line_of_cpus()
+    known = now, ledger.jobs, ledger.held, state.limits, state.shares
+    return Gate(*known, state.settings, state.fleet.unread, lines)
 
 
 # -- the view
 
 
-def _view(gate: Gate, joining: Job | None = None) -> View:
-    state, now = gate.state, gate.now
-    gate.room = None
+def _view(state: State, now: float, joining: Job | None = None) -> View:
     ledger, fleet, settings, plans = state.ledger, state.fleet, state.settings, state.plans
     line = ledger.line_with(joining) if joining else ledger.line()
     nodes = fleet.nodes(settings, now, ledger.pop_touched(), ledger.residents)
-    queue = _ready(gate, line, nodes)
+    queue = _ready(state, now, line, nodes)
     return View(
         now,
         nodes,
@@ -121,25 +91,27 @@ def _view(gate: Gate, joining: Job | None = None) -> View:
     )
 
 
-def _ready(gate: Gate, line: tuple[Job, ...], nodes: tuple[NodeView, ...]) -> tuple[Job, ...]:
+def _ready(
+    state: State, now: float, line: tuple[Job, ...], nodes: tuple[NodeView, ...]
+) -> tuple[Job, ...]:
     """The queue without blocked jobs, and without those that await their estimates and would
     get no idle GPUs if all before them took some: they hold up nobody."""
-    state, now = gate.state, gate.now
     if state.fleet.unread:
         return ()  # policies are not asked while the GPUs are unknown
-    doubtful, quotas = state.ledger.conditional, gate.quotas()
-    if not doubtful and not quotas.any:
+    doubtful, gate = state.ledger.conditional, _gate(state, now)
+    limited = gate.quotas.any
+    if not doubtful and not limited:
         return line
     gpus = (gpu for node in nodes for gpu in node.gpus)
     free = IdleGpus(gpus, state.settings, now if state.fleet.reservations else None)
     ready: list[Job] = []
     before = 0  # GPUs that they want
     for job in line:
-        if quotas.any or job.id in doubtful:
+        if limited or job.id in doubtful:
             if not job.spec.gpus:
                 continue
             estimating = job.state is JobState.PENDING and not free.is_enough(job, before)
-            if estimating or gate.blocker(job, quotas):
+            if estimating or gate.blocker(job):
                 state.plans.blocked_until[job.ids[-1]] = now
                 continue
         ready.append(job)
@@ -176,16 +148,16 @@ def _find_hidden(state: State, view: View) -> Set[JobId]:
     return {job.id for job in line} - {job.id for job in view.queue}
 
 
-def _plan_once(gate: Gate) -> bool:
+def _plan_once(state: State, now: float) -> bool:
     """Carry out one plan. True: another plan is needed, as a start has exhausted a quota or an
     array's limit, so that later placements are blocked; or other tasks waited with the job that
     started, and their turn comes before the jobs behind them."""
-    state, now, plans = gate.state, gate.now, gate.state.plans
+    plans = state.plans
     plans.asks_at = inf
-    view = _view(gate)
+    view = _view(state, now)
     if not view.queue:
         return False
-    made = deciders.make_plan(state, view, lambda: _renew(gate))
+    made = deciders.make_plan(state, view, lambda: _renew(state, now))
     view, plan = made.view, made.proposals
     hidden = _find_hidden(state, view)
     waiting: list[JobId] = []  # refused, and overtaken by the jobs that start below
@@ -203,7 +175,7 @@ def _plan_once(gate: Gate) -> bool:
         job, row = state.ledger.jobs.get(proposal.job), state.ledger.jobs.row(proposal.job)
         if job is None or row is None or not job.waits or row.id in hidden:
             continue
-        if proposal.gpus and gate.blocker(job):
+        if proposal.gpus and _gate(state, now).blocker(job):
             return True
         checked = _enforce_rules(job, proposal, view)
         _decide(state, Decision(now, made.by, checked))
@@ -213,7 +185,7 @@ def _plan_once(gate: Gate) -> bool:
         for id in waiting:
             passed = state.ledger.jobs.rows[id]
             state.ledger.put(replace(passed, overtaken=passed.overtaken + 1))
-        _start(gate, job, checked, view)
+        _start(state, job, checked, view)
         if row.tasks > 1:
             return True
         if n < starts[-1]:
@@ -221,18 +193,17 @@ def _plan_once(gate: Gate) -> bool:
     return False
 
 
-def _finish_moves(gate: Gate) -> None:
+def _finish_moves(state: State, now: float) -> None:
     """Let jobs resume where they are to move, if they may. Otherwise they wait like others."""
-    state, now = gate.state, gate.now
     for job in tuple(state.ledger.suspended.values()):
         its = job.suspension
         if not (its and its.to and job.state is JobState.SUSPENDED):
             continue
-        view = _view(gate)
+        view = _view(state, now)
         checked = _enforce_rules(job, Placement(job.id, its.to), view)
         _decide(state, Decision(now, "move", checked))
-        if checked.gpus and not gate.blocker(job):
-            _start(gate, job, checked, view)
+        if checked.gpus and not _gate(state, now).blocker(job):
+            _start(state, job, checked, view)
         else:
             moved = job.with_suspension(replace(its, to=()))
             where = ", ".join(str(view.gpu(gpu).gpu.index) for gpu in its.to)
@@ -240,21 +211,20 @@ def _finish_moves(gate: Gate) -> None:
             state.ledger.put(moved.with_note(note))
 
 
-def _start_without_gpus(gate: Gate) -> None:
+def _start_without_gpus(state: State, now: float) -> None:
     """Start the jobs that want no GPUs, in order, as far as the host has room. Policies, which
     place jobs on GPUs, are not asked."""
-    state = gate.state
-    gate.room = None
+    gate = _gate(state, now)
     for row in tuple(state.ledger.line_of_cpus()):
         for job in singly((row,)):
             if gate.blocker(job):
                 break
             notes = () if job.attempt else job.notes
-            started = start(job, job.new_attempt((), gate.now), notes=notes)
+            started = start(job, job.new_attempt((), now), notes=notes)
             state.ledger.put(started)
-            gate.room = None
+            gate = _gate(state, now)
             state.actions.append(Launch(started))
-        if gate.room and gate.room.has_no_cpu:
+        if gate.room.has_no_cpu:
             break
 
 
@@ -271,10 +241,10 @@ def _preempt(state: State, wish: Preemption, now: float, by: str) -> None:
     suspending.preempt(state, job, wish.reason.detail, now)
 
 
-def _renew(gate: Gate) -> View:
+def _renew(state: State, now: float) -> View:
     """A view for another policy than before."""
-    deciders.forget_policy(gate.state)
-    return _view(gate)
+    deciders.forget_policy(state)
+    return _view(state, now)
 
 
 def _enforce_rules(job: Job, placement: Placement, view: View) -> Placement:
@@ -299,10 +269,10 @@ def _enforce_rules(job: Job, placement: Placement, view: View) -> Placement:
     return placement
 
 
-def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
+def _start(state: State, job: Job, placement: Placement, view: View) -> None:
     """A suspended job goes on with its attempt. Whether that is profiled, or splits its
     batches, was decided when it began."""
-    state, gpus = gate.state, placement.gpus
+    gpus = placement.gpus
     job = state.ledger.jobs[job.id]
     shared = any(view.gpu(gpu).residents for gpu in gpus)
     if its := job.suspension:
@@ -330,7 +300,6 @@ def _start(gate: Gate, job: Job, placement: Placement, view: View) -> None:
                 state.ledger.put(resident.with_attempt(shared=True))
     state.plans.last_placed = gpus[-1]
     state.ledger.put(started)
-    gate.room = None
     state.actions.append(Resume(started) if started.suspension else Launch(started))
 
 

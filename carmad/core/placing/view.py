@@ -338,20 +338,12 @@ class View:
             at = self.node_of[gpu]
             nodes[at] = nodes[at].with_resident(gpu, placed, self.settings)
         at = next((n for n, each in enumerate(self.queue) if each.id == job.id), len(self.queue))
-        return View(
-            self.now,
-            tuple(nodes),
-            self.node_of,
-            self.queue[:at] + self.queue[at + 1 :],  # not filtered: it is long, and `at` near 0
-            (*self.running, placed),
-            self.settings,
-            self.history,
-            self.models,
+        return replace(
+            self,
+            nodes=tuple(nodes),
+            queue=self.queue[:at] + self.queue[at + 1 :],  # not filtered: it is long, `at` near 0
+            running=(*self.running, placed),
             last_placed=gpus[-1],
-            memory=self.memory,
-            reserved=self.reserved,
-            preemptible=self.preemptible,
-            blocked_until=self.blocked_until,
         )
 
     def waited_s(self, job: Job) -> float:

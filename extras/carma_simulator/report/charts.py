@@ -25,7 +25,7 @@ from carma_simulator.metrics import Times, has_finished, times
 from carma_simulator.report import gantt
 from carma_simulator.report.gantt import colour, dash, log_time_axis, time_axis, time_label
 from carma_simulator.report.measures import Run
-from carmad.charts import RC, WIDTH_IN, image, legend
+from carma_simulator.report.style import RC, WIDTH_IN, image, legend
 from carmad.readable import TimeUnit, number
 
 POINTS = 400  # per curve: more jobs than that are drawn as so many evenly spaced quantiles

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from carma_simulator.experiment import Attempt, Outcome
-from carmad.charts import WIDTH_IN
+from carma_simulator.report.style import WIDTH_IN
 from carmad.core.jobs.attempt import Cause, GpuId, JobId
 from carmad.readable import TimeUnit, time_unit
 

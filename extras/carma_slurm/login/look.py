@@ -10,7 +10,7 @@ from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carma_client.logs import BLOCK, last_lines
+from carma_client.logs import BLOCK, last_lines, news
 from carma_slurm.login import jobs, slurm
 from carmad.readable import clean, gpumem_count
 from carmad.states import NEW
@@ -283,7 +283,7 @@ def _texts(row: slurm.Row, path: str, follow: bool, tail: int | None) -> Iterato
             yield from _rest(file)
             if follow:
                 label = str(row.id)
-                yield from output.follow(lambda: _rest(file), lambda: _has_ended(label), ASK_S)
+                yield from news(lambda: _rest(file), lambda: _has_ended(label), time.sleep, ASK_S)
     except FileNotFoundError:
         if row.state.name in NEW:
             raise Problem(

@@ -47,8 +47,8 @@ class JobOut(TypedDict):
     idle_ok: NotRequired[str | None]
     reason: NotRequired[str | None]
     late_s: NotRequired[float | None]
-    layout: NotRequired[LayoutOut | None]
-    stage_times: NotRequired[list[StageTimesOut]]
+    layout: NotRequired[Layout | None]
+    stage_times: NotRequired[list[StageTimes]]
     wait_s: NotRequired[float]
     mode: NotRequired[str | None]
     attempt: NotRequired[int]
@@ -68,7 +68,7 @@ class JobOut(TypedDict):
     estimate: NotRequired[NeedOut | None]
     estimating: NotRequired[bool]
     group: NotRequired[str]
-    profile: NotRequired[ProfileOut | None]
+    profile: NotRequired[Profile | None]
     profiled_until: NotRequired[str | None]
     prediction: NotRequired[PredictionOut | None]
     accumulation: NotRequired[int]
@@ -81,7 +81,7 @@ class JobOut(TypedDict):
     stdout: NotRequired[str]
     stderr: NotRequired[str]
     after: NotRequired[list[AfterOut]]
-    warn: NotRequired[WarnOut | None]
+    warn: NotRequired[WarnSignal | None]
     umask: NotRequired[str]
     energy_j: NotRequired[float | None]
     gpu_seconds: NotRequired[float]
@@ -114,18 +114,6 @@ class MemoryOut(TypedDict):
     guaranteed_mib: NotRequired[int | None]
     most_mib: NotRequired[int | None]
 
-class LayoutOut(TypedDict):
-    stages: list[StageOut]
-    allreduce: str
-
-class StageTimesOut(TypedDict):
-    load_s: float
-    forward_s: float
-    backward_s: float
-    communication_s: float
-    sync: Literal['backward', 'forward']
-    gpu: str
-
 class ExitOut(TypedDict):
     cause: str
     code: int | None
@@ -142,12 +130,6 @@ class NeedOut(TypedDict):
     firm: bool
     notes: list[str]
     parts: dict[str, int]
-
-class ProfileOut(TypedDict):
-    seconds: float
-    peak_mib: int
-    indicators: list[IndicatorOut]
-    of: int | None
 
 class PredictionOut(TypedDict):
     seconds: float
@@ -166,10 +148,6 @@ class AfterOut(TypedDict):
     job: int
     label: NotRequired[str]
     kind: str
-
-class WarnOut(TypedDict):
-    signum: int
-    before_s: float
 
 class AttemptOut(TypedDict):
     gpus: list[str]
@@ -193,7 +171,7 @@ class ReceiptOut(TypedDict):
     share_gpu_hours: float
     neighbours: int
     beside: list[int]
-    slowdown: SlowdownOut | None
+    slowdown: Slowdown | None
     alone_gpu_hours: float | None
     saved_gpu_hours: float | None
 
@@ -202,26 +180,3 @@ class MoveOut(TypedDict):
     before: str | None
     after: str
     attempt: int
-
-class StageOut(TypedDict):
-    replicas: int
-    forward_s: float
-    backward_s: float
-    in_mib: float
-    out_mib: float
-    weights_mib: float
-    tensor: int
-    tensor_mib: float
-    experts_mib: float
-
-class IndicatorOut(TypedDict):
-    name: str
-    mean: float
-    variance: float
-
-class SlowdownOut(TypedDict):
-    ratio: float
-    low: float
-    high: float
-    source: str
-    known_from: int

@@ -46,7 +46,7 @@ def test_every_answer_is_as_documented(daemon: Daemon, mode: GenerationMode) -> 
         tried += 1
 
         @settings(
-            max_examples=5,
+            max_examples=3,
             deadline=None,
             derandomize=True,
             database=None,

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 
 from carma_testing import a_job
 from carmad.api import events as kept
-from carmad.api.events import event_out
 from carmad.core.gpus.gpu import Condition, ProcessUse
 from carmad.core.happenings import Happening, Kind
 from carmad.core.jobs.attempt import Cause, Exit
@@ -211,7 +209,7 @@ def test_a_stream_ends_even_if_its_jobs_end_is_forgotten(
     stream = events(select=str(id))
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(known, "wake", lambda: None)
+        patch.setattr(known, "_call", lambda tell: None)
         daemon.call("POST", "/v1/cancel", {"select": str(id)})
         _flood(known)
     known.wake()
@@ -222,9 +220,7 @@ def _flood(known: kept.Events) -> None:
     """With more happenings of another job than are kept."""
     job = a_job(99, state=JobState.QUEUED)
     with known._lock:
-        known._latest.extend(
-            kept.Entry(Happening(1.0, Kind.HELD, job)) for _ in range(kept.KEPT + 5)
-        )
+        known._latest.extend(Happening(1.0, Kind.HELD, job) for _ in range(kept.KEPT + 5))
         known._count += kept.KEPT + 5
 
 
@@ -242,27 +238,6 @@ def test_streams_are_limited_per_user_and_hold_no_turn(
     for stream in streams:
         stream.close()
     until(lambda: not known._streams and not known._news, "the server to notice")
-
-
-@needs_root
-def test_what_many_are_told_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For those who may see the whole job, and once for all others."""
-    written = Counter[tuple[str, bool]]()
-
-    def counted(happening: Happening, id: str, gpus: Any, sees: bool = True) -> Any:
-        written[happening.kind.value, sees] += 1
-        return event_out(happening, id, gpus, sees)
-
-    monkeypatch.setattr(kept, "event_out", counted)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        with api_server.running(Path(folder)) as daemon:
-            daemon.call("POST", "/v1/cancel", {"select": str(submitted(daemon, held=True))})
-            watch = [lambda: streamed(daemon.path, "", 3, "?since=2020-01-01T00:00:00Z")[1]] * 5
-            mine = [kinds(each()) for each in watch]
-            theirs = as_user(HOSTILE[0], lambda: [kinds(each()) for each in watch])
-    assert mine == theirs == [["watching", "submitted", "ended"]] * 5
-    assert written == {(kind, sees): 1 for kind in ("submitted", "ended") for sees in (True, False)}
 
 
 @needs_root

@@ -39,7 +39,6 @@ def test_an_environment_counts_once_however_many_have_it() -> None:
     more = Waiting(103, size + 3 * weight(other) + 5)
     assert made.waiting(who("ada"), [other, other, spec()]) == more
     assert made.waiting(who("eve")) == NOTHING
-    assert Tally.alone([other, other]) == Waiting(2, 2 * weight(other) + 5)
 
 
 def test_what_starts_or_ends_makes_room() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from carmad.api.timeline import MOST_JOBS
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
-from carmad.core.jobs.attempt import Cause, Exit, JobId
+from carmad.core.jobs.attempt import JobId
 from tests import daemon as carmad
 from tests.api_server import Daemon, as_uid, running, user_name
 
@@ -60,39 +60,14 @@ def test_a_job_is_drawn_on_its_gpu_with_what_it_was_promised_and_its_marks(daemo
     assert [mark["kind"] for mark in gpu["marks"]] == ["started", "running", "succeeded"]
 
 
-def test_the_owner_sees_the_memory_of_each_attempt_and_what_was_promised(daemon: Daemon) -> None:
-    id = submit(daemon)
-    daemon.run_kernel(id, mib=3000)
-    status, out = daemon.call("GET", f"/v1/jobs/{id}/timeline")
-    assert status == 200
-    (gpu,) = out["gpus"]
-    assert max(known(gpu["used_mib"])) > 0 and max(known(gpu["promised_mib"])) > 0
-    lengths = {len(gpu[name]) for name in ("used_mib", "promised_mib", "gpu_used_mib", "sm_active")}
-    assert lengths == {len(out["times"])}
-    assert [mark["kind"] for mark in gpu["marks"]] == ["started", "running"]
-    (attempt,) = out["attempts"]
-    assert attempt["gpus"] == [gpu["id"]] and attempt["ended_at"] is None
-    daemon.exit(id, Exit(Cause.FAILURE, 1))
-    out = daemon.call("GET", f"/v1/jobs/{id}/timeline")[1]
-    assert out["attempts"][0]["cause"] == "failure" and out["gpus"]
-
-
-def test_a_job_that_never_ran_has_an_empty_timeline(daemon: Daemon) -> None:
-    id = submit(daemon, held=True)
-    status, out = daemon.call("GET", f"/v1/jobs/{id}/timeline")
-    assert (status, out["gpus"], out["attempts"]) == (200, [], [])
-    assert daemon.call("GET", "/v1/jobs/99/timeline")[0] == 404
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-def test_others_see_whose_job_it_is_but_not_its_name_nor_its_own_timeline(daemon: Daemon) -> None:
+def test_others_see_whose_job_it_is_but_not_its_name(daemon: Daemon) -> None:
     id = submit(daemon, name="secret-model")
     daemon.run_kernel(id)
     status, out = as_uid(NOBODY, daemon.path, "GET", "/v1/timeline")
     assert status == 200 and "secret-model" not in str(out)
     (series,) = [series for gpu in out["gpus"] for series in gpu["jobs"]]
     assert (series["label"], series["user"], series["name"]) == (str(id), user_name(), "-")
-    assert as_uid(NOBODY, daemon.path, "GET", f"/v1/jobs/{id}/timeline")[0] == 403
     daemon.exit(id)
     assert "secret-model" not in str(as_uid(NOBODY, daemon.path, "GET", "/v1/timeline"))
 
@@ -106,7 +81,7 @@ def test_one_gpu_a_wider_step_and_what_cannot_be_answered(daemon: Daemon) -> Non
     assert daemon.call("GET", "/v1/timeline?gpu=GPU-none")[0] == 404
     future = "2100-01-01T00:00:00Z"
     assert daemon.call("GET", f"/v1/timeline?since={future}")[0] == 400
-    assert daemon.call("GET", "/v1/timeline?since=yesterday")[0] == 400
+    assert daemon.call("GET", "/v1/timeline?since=yesterday")[0] == 422
     whole = timeline(daemon, "?since=2020-01-01T00:00:00Z")
     assert (whole["step_s"], len(whole["times"])) in {(120, 720), (120, 721)}
     assert all(len(gpu["used_mib"]) == len(whole["times"]) for gpu in whole["gpus"])
@@ -137,7 +112,7 @@ def test_a_real_daemon_goes_on_with_its_timeline_after_a_restart(tmp_path: Path)
     with carmad.running(tmp_path, "2xA100-40GB", **carmad.NO_KERNELS) as real:
         id = real.submit(*carmad.train(memory_mib=4000, seconds=0.5, warmup=0.1), name="mine")
         real.ended(id)
-        before = real.get(f"/v1/jobs/{id}/timeline")
+        (before,) = [each for gpu in real.get("/v1/timeline")["gpus"] for each in gpu["jobs"]]
         real.stop()
         real.start()
         real.await_ready()
@@ -146,5 +121,4 @@ def test_a_real_daemon_goes_on_with_its_timeline_after_a_restart(tmp_path: Path)
         assert (series["id"], series["name"]) == (id, "mine")
         marks = [mark["kind"] for gpu in after["gpus"] for mark in gpu["marks"]]
         assert marks[0] == "started" and marks[-1] == "succeeded"
-        its = real.get(f"/v1/jobs/{id}/timeline")["gpus"][0]
-        assert max(known(its["used_max_mib"])) == max(known(before["gpus"][0]["used_max_mib"])) > 0
+        assert max(known(series["used_max_mib"])) == max(known(before["used_max_mib"])) > 0

@@ -51,8 +51,7 @@ def words(
     engine: str = "podman", env: dict[str, str] = ENV, cards: str = "", **change: Any
 ) -> list[str]:
     command = ("python", "a b")
-    found = containers.fields(f"/usr/bin/{engine}", contained(**change), command, env, cards, None)
-    return [value for key, value in found if key == "arg"]
+    return containers.wrap(f"/usr/bin/{engine}", contained(**change), command, env, cards, None)
 
 
 def mounts(found: list[str]) -> list[str]:
@@ -75,8 +74,8 @@ def test_podman_gets_the_users_rights_folders_and_gpus() -> None:
 @pytest.mark.parametrize("engine", containers.ENGINES)
 def test_what_a_job_needs_of_the_host_is_mounted(engine: str) -> None:
     env = ENV | {MPS_PIPE: "/run/pipe", "PYTHONPATH": f"{HOOKS}:/x"}
-    found = containers.fields(engine, contained(cwd="/data"), ("x",), env, script="/var/job7")
-    assert mounts([value for _, value in found]) == [
+    found = containers.wrap(engine, contained(cwd="/data"), ("x",), env, script="/var/job7")
+    assert mounts(found) == [
         "/home/ada:/home/ada",
         "/data:/data",
         "/run/pipe:/run/pipe",
@@ -110,9 +109,8 @@ def test_why_there_is_no_container(tmp_path: Path, said: str, told: str) -> None
     podman = tmp_path / "podman"
     podman.write_text(f"#!/bin/sh\necho {said} >&2; exit 1\n")
     podman.chmod(0o755)
-    found = containers.fields(str(podman), contained(gpus=()), ("x",), ENV)
-    argv = [value for key, value in found if key == "arg"]
-    words = ["sh", "-c", 'exec "$@" 9>&1', "sh", *argv]
+    found = containers.wrap(str(podman), contained(gpus=()), ("x",), ENV)
+    words = ["sh", "-c", 'exec "$@" 9>&1', "sh", *found]
     ran = subprocess.run(words, env={"USER": "ada"}, capture_output=True, text=True)
     assert ran.stdout.startswith(told)
 
@@ -470,6 +468,5 @@ def run(daemon: Contained, *gpus: str) -> str:
     """What a container on real GPUs prints, or why there is none."""
     env = daemon.user_env | {"USER": USER, ATTEMPT_VARIABLE: "/state/jobs/7.1"}
     of_gpus = contained(container=IMAGE, cwd="/tmp", gpus=gpus, uid=daemon.uid)
-    found = containers.fields(shutil.which("podman") or "", of_gpus, ("env",), env)
-    argv = [value for key, value in found if key == "arg"]
-    return daemon.as_user("env", f"USER={USER}", "sh", "-c", 'exec "$@" 9>&1', "sh", *argv).stdout
+    found = containers.wrap(shutil.which("podman") or "", of_gpus, ("env",), env)
+    return daemon.as_user("env", f"USER={USER}", "sh", "-c", 'exec "$@" 9>&1', "sh", *found).stdout

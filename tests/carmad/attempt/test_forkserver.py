@@ -19,7 +19,7 @@ import pytest
 
 from carmad.attempt import forks as forks_module
 from carmad.attempt import supervisor
-from carmad.attempt.forks import Forks, ask
+from carmad.attempt.forks import Forks
 from carmad.attempt.launcher import SOCKET, Launcher, NotNow
 from carmad.attempt.proc import process_stat
 from carmad.attempt.starting import program
@@ -68,6 +68,14 @@ def server(bench: Bench) -> int:
     return pid
 
 
+def connect(bench: Bench) -> socket.socket:
+    """To its server, whichever code that has."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    found.connect(str(bench.state / SOCKET))
+    assert found.recv(64)
+    return found
+
+
 def waiting(bench: Bench, id: int = 1) -> Job:
     """A job that says that it has begun, and ends when there is a file `go`."""
     script = f"echo up >> up{id}; until [ -e go ]; do sleep 0.02; done; exit 7"
@@ -97,7 +105,7 @@ def test_a_job_cannot_tell_it_from_a_program_of_its_own(
             )
 
     bench.launcher.release(forked.id)
-    monkeypatch.setattr(bench.launcher, "_run_child", run_alone)
+    monkeypatch.setattr(bench.launcher._forks, "start", run_alone)
     assert bench.ended(bench.launch(forked))["code"] == 0
     assert said.count(b"\n") > 30
     assert b"/the/daemons" not in said
@@ -128,17 +136,6 @@ def test_it_takes_little_memory(bench: Bench) -> None:
         found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
         assert found and int(found[1]) < 8 * 1024, found
     (bench.cwd / "go").touch()
-
-
-def test_what_a_helper_writes_is_its_answer() -> None:
-    with subprocess.Popen(["sleep", "1000"]) as sleeper:
-        title = ask("carmad.attempt.marks", "write_title", str(sleeper.pid), within_s=5.0)
-        sleeper.kill()
-    assert title == os.fsencode(Path.cwd()) + b"\0sleep\0" + b"1000\0"
-    with pytest.raises(OSError, match="says nothing"):
-        ask("carmad.attempt.marks", "write_title", str(2**22 + 1), within_s=5.0)
-    with pytest.raises(TimeoutError):
-        ask("signal", "pause", within_s=0.1)
 
 
 # -- its life
@@ -191,13 +188,11 @@ def test_one_of_another_version_gets_no_new_jobs_and_keeps_its_own(
     until((bench.state / SOCKET).exists, "the old one to listen")
     before = server(bench)
     as_before = Forks(bench.state / SOCKET)
-    as_before._connection = forks_module._open(bench.state / SOCKET)
-    forks_module._greet(as_before._connection, 5.0)
-    directory = tmp_path / "jobs" / "1.1"
-    bench.launcher._run_child = lambda _: None  # type: ignore[method-assign]
+    as_before._connection = connect(bench)
+    bench.launcher._forks.start = lambda _: None  # type: ignore[method-assign]
     script = "echo up >> up; until [ -e go ]; do sleep 0.02; done; exit 7"
     job = bench.launch(bench.job("sh", "-c", script))
-    as_before.start("carmad.attempt.supervisor", "main", "old", str(directory)).close()
+    as_before.start(bench.directory(job))
     until(lambda: bench.lines("up"), "the job to begin")
     del as_before
 
@@ -318,7 +313,7 @@ def test_where_no_process_can_be_started_a_launch_is_postponed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(bench.launcher._forks, "_run", lambda _: None)
+        patch.setattr(bench.launcher._forks, "_spawn", lambda _: None)
         patch.setattr(forks_module, "START_WITHIN_S", 0.1)
         with pytest.raises(NotNow, match="does not answer"):
             bench.launch(bench.job("true"))
@@ -327,7 +322,7 @@ def test_where_no_process_can_be_started_a_launch_is_postponed(
 
 def test_a_client_that_says_nothing_holds_nobody_up(bench: Bench) -> None:
     waiting(bench)
-    silent = [forks_module._open(bench.state / SOCKET) for _ in range(5)]
+    silent = [connect(bench) for _ in range(5)]
     assert bench.run("true", id=2)["code"] == 0
     for each in silent:
         each.shutdown(socket.SHUT_RDWR)

@@ -26,8 +26,7 @@ from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.exits import ExitFacts
-from carmad.attempt.forks import Child, helpers
-from carmad.attempt.launcher import Launcher, NotNow, Stopped, launch_fields
+from carmad.attempt.launcher import Launcher, NotNow, Stopped, plan_launch
 from carmad.attempt.shepherd import Shepherd
 from carmad.core.jobs.attempt import Cause, JobId
 from carmad.core.jobs.job import Job
@@ -236,7 +235,7 @@ def test_an_attempt_that_nobody_started_is_reported(
 ) -> None:
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
     job = farm.job("touch", "ran")
-    monkeypatch.setattr(farm.launcher, "_run_child", lambda _directory: None)
+    monkeypatch.setattr(farm.launcher._forks, "start", lambda _directory: None)
     farm.launch(job)
     farm.shepherd.watch(job)
     assert farm.report().never_started
@@ -280,7 +279,7 @@ def test_that_an_attempt_was_given_up_survives_the_daemon(
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
     job = farm.job("touch", "ran")
     with monkeypatch.context() as patch:
-        patch.setattr(farm.launcher, "_run_child", lambda _directory: None)
+        patch.setattr(farm.launcher._forks, "start", lambda _directory: None)
         farm.launch(job)
     farm.shepherd.watch(job)
     assert farm.report().never_started
@@ -417,8 +416,8 @@ def test_a_job_has_the_groups_that_its_user_has_when_it_starts(
 ) -> None:
     job = farm.job("true", user="ada", uid=4001, gid=27)
     users["ada"] = 4001, 4002, [4002]  # it was in group 27 when it was submitted
-    fields = launch_fields(job, {}, 1.0).split(b"\0")
-    assert fields[:3] == [b"uid=4001", b"gid=4002", b"groups=4002"]
+    its = plan_launch(job, {}, 1.0)
+    assert (its.uid, its.gid, [*its.groups]) == (4001, 4002, [4002])
 
 
 @pytest.mark.parametrize(
@@ -740,16 +739,17 @@ def test_a_sweep_that_was_killed_has_swept_nothing(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a cgroup."""
-    killed: list[Child] = []
+    killed: list[subprocess.Popen[bytes]] = []
+    sweep = shepherd_module._sweep
 
-    def kill_the_first(*words: str, fds: dict[int, int]) -> Child:
+    def kill_the_first(directory: Path, uid: int) -> subprocess.Popen[bytes]:
         if killed:
-            return helpers().start(*words, fds=fds)
-        killed.append(helpers().start("time", "sleep", "carma:sweep", fds=fds))
+            return sweep(directory, uid)
+        killed.append(subprocess.Popen(["sleep", "600"]))
         killed[0].kill()
         return killed[0]
 
-    monkeypatch.setattr(shepherd_module, "helpers", lambda: SimpleNamespace(start=kill_the_first))
+    monkeypatch.setattr(shepherd_module, "_sweep", kill_the_first)
     job = farm.start("sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait")
     (pid,) = until(farm.lines, "the job to speak")
     os.kill(farm.started(job)["pid"], signal.SIGKILL)
@@ -786,7 +786,7 @@ def test_a_launch_that_found_no_room_may_be_repeated(
 
     job = farm.job("true")
     with monkeypatch.context() as patch:
-        patch.setattr(farm.launcher, "_run_child", run)
+        patch.setattr(farm.launcher._forks, "start", run)
         with pytest.raises(NotNow, match=os.strerror(code)):
             farm.launch(job)
     assert farm.ended(farm.launch(job))["code"] == 0

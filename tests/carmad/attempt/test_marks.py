@@ -64,7 +64,7 @@ def test_the_values_are_those_of_the_processes() -> None:
 def test_one_that_does_not_answer_keeps_nobody_from_the_others(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "WITHIN_S", 0.5)
+    monkeypatch.setattr(module, "WITHIN_S", 2.0)
     with sleepers("one", "stuck", "two") as pids:
         reader = [*program("x")[:-1], f"import os; os.environ['STUCK'] = '{pids[1]}'\n{SILENT}"]
         path = f"import sys; sys.path.insert(0, {sys.path[0]!r})\n"
@@ -81,13 +81,13 @@ def test_one_that_does_not_answer_keeps_nobody_from_the_others(
 def test_where_no_process_can_be_started_nothing_is_known_and_nothing_leaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def exhausted(*_: object, **__: object) -> int:
+    def exhausted(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with sleepers("one") as pids:
         marks, found = Marks(b"MARK"), starts(pids)
         with monkeypatch.context() as patch:
-            patch.setattr(module.os, "posix_spawn", exhausted)
+            patch.setattr(module.subprocess, "Popen", exhausted)
             gc.collect()  # what other tests of this process left open is not closed meanwhile
             before = {*Path("/proc/self/fd").iterdir()}
             assert marks.having(b"one", found) == {}

@@ -72,7 +72,7 @@ def test_python_may_go_away_while_the_job_runs(bench: Bench) -> None:
         "sys.meta_path.insert(0, Gone)\n"
     )
     job = bench.job("sh", "-c", f"sleep 0.5; touch {bench.state}/jobs/1.1/gone")
-    bench.launcher._run_child = lambda _: None  # type: ignore[method-assign]
+    bench.launcher._forks.start = lambda _: None  # type: ignore[method-assign]
     directory = bench.directory(bench.launch(job))
     *interpreter, program, where = supervisor.command(str(directory))
     subprocess.run([*interpreter, gone + program, where], check=True)
@@ -258,7 +258,7 @@ def test_what_another_daemon_started_for_the_job_ends_with_it(bench: Bench, stop
     submitted = subprocess.Popen(["sleep", "600"], env=theirs)  # as by sbatch or at
     try:
         (shell,) = until(lambda: psutil.Process(stranger.pid).children(), "its container")
-        until(lambda: handles(shell.pid, signal.SIGTERM, b"SigIgn:"), "it to ignore SIGTERM")
+        until(lambda: handles(shell.pid, signal.SIGTERM, "SigIgn"), "it to ignore SIGTERM")
         if stopped:
             bench.launcher.stop(job, 0.2)
         else:

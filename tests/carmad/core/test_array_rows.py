@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from carma_testing import FakeServer, a_job, a_spec
 from carma_testing.builders import changed
-from carmad.api.service import Moments
+from carmad.api.events import Events
 from carmad.api.stream import Wanted
 from carmad.api.wire import parse_selection
 from carmad.config import Host, Retention, Settings
@@ -516,37 +517,17 @@ def test_an_array_is_submitted_and_cancelled_as_one(daemon: Daemon) -> None:
 
 
 def test_who_waits_for_one_task_is_told_when_all_are_cancelled() -> None:
-    moments = Moments(lambda job: job.ended)
-    array = changed(an_array(10), state=JobState.CANCELLED)
+    events = Events("1", external_mib=0)
+    queued, cancelled = an_array(10), changed(an_array(10), state=JobState.CANCELLED)
 
     async def told() -> list[bool]:
-        events = [moments.expect(JobId(n)) for n in (9, 12, 15)]
-        moments.note(Step((Tick(0.0),), (array,), (), ()))
-        await asyncio.sleep(0)
-        return [event.is_set() for event in events]
+        with ExitStack() as held:
+            news = [held.enter_context(events.of_job(JobId(n))) for n in (9, 12, 15)]
+            events.on_commit(Step((Tick(0.0),), (cancelled,), (), (), before=(queued,)))
+            await asyncio.sleep(0)
+            return [each.is_set() for each in news]
 
     assert run_async(told()) == [False, True, False]
-
-
-def test_requests_come_and_go_while_a_step_is_noted() -> None:
-    """In another thread than the core's. A step that raised was missed by the whole API."""
-    moments = Moments(lambda job: job.ended)
-    array = changed(an_array(10), state=JobState.CANCELLED)
-
-    class Busy(dict[JobId, set[asyncio.Event]]):
-        def __iter__(self) -> Iterator[JobId]:
-            for id in super().__iter__():
-                yield id
-                self[JobId(100)] = set()
-
-    async def told() -> bool:
-        event = moments.expect(JobId(12))
-        moments._waiters = Busy(moments._waiters)
-        moments.note(Step((Tick(0.0),), (array,), (), ()))
-        await asyncio.sleep(0)
-        return event.is_set()
-
-    assert run_async(told())
 
 
 def test_tasks_that_ended_alike_share_a_row_of_the_history(tmp_path: Path) -> None:

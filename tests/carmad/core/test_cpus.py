@@ -36,7 +36,7 @@ def states(server: FakeServer, *jobs: JobId) -> list[JobState]:
 
 
 def why(server: FakeServer, job: JobId) -> str:
-    reason = server.scene.blocker(server.job(job))
+    reason = server.scene.gate.blocker(server.job(job))
     assert reason
     return phrase(reason)
 
@@ -208,7 +208,7 @@ def test_ten_thousand_that_wait_for_cpus_are_refused_with_one_reason() -> None:
         server.submit(gpus=0, cpus=4)
     waiting = [job for job in server.scheduler.jobs.values() if job.state is S.QUEUED]
     scene = server.scene
-    behind = {id(scene.blocker(job)) for job in waiting[1:]}
+    behind = {id(scene.gate.blocker(job)) for job in waiting[1:]}
     assert (len(waiting), len(behind)) == (18, 1)
 
 

@@ -63,7 +63,7 @@ def test_a_limit_is_in_force_at_once_and_until_it_is_cleared() -> None:
     limit(server, "ada", gpus=1)
     second, bobs = submit(server, "ada"), submit(server, "bob")
     assert states(server, first, second, bobs) == ["starting", "queued", "starting"]
-    assert server.scene.blocker(server.job(second)) == Reason("quota", 1, 1, "GPUs", "ada")
+    assert server.scene.gate.blocker(server.job(second)) == Reason("quota", 1, 1, "GPUs", "ada")
     limit(server, "ada", gpu_hours=100.0)  # the other stays
     assert states(server, second) == ["queued"]
     limit(server, "ada", clear=True)
@@ -77,7 +77,7 @@ def test_the_users_of_a_group_share_its_limit() -> None:
     jobs = [submit(server, "ada", "staff", "lab"), submit(server, "bob", "lab", gpus=2)]
     jobs += [submit(server, "bob", "lab"), submit(server, "carl", "staff")]
     assert states(server, *jobs) == ["starting", "queued", "starting", "starting"]
-    blocked = server.scene.blocker(server.job(jobs[1]))
+    blocked = server.scene.gate.blocker(server.job(jobs[1]))
     assert blocked == Reason("quota", 2, 2, "GPUs", "@lab")
 
 

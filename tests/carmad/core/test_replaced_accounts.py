@@ -90,7 +90,7 @@ def test_nothing_of_past_jobs_is_read(accounts: Accounts, newcomer: Owner) -> No
     assert [row["user"] for row in accounts.call("GET", "/v1/report")[1]["users"]] == [""]
     assert accounts.call("GET", "/v1/jobs?select=last")[1]["jobs"] == []
     assert accounts.call("GET", "/v1/status")[1]["jobs"] == []
-    for about in ("", "/why", "/timeline"):
+    for about in ("", "/why"):
         assert accounts.call("GET", f"/v1/jobs/{id}{about}")[0] == 403
 
 

@@ -67,7 +67,7 @@ def test_the_core_against_a_model_of_the_world(server: tuple[str, object]) -> No
     machine = type("ServerOf", (Server,), {"server": server})
     run_state_machine_as_test(
         machine,
-        settings=hypothesis_settings(max_examples=50, stateful_step_count=40),
+        settings=hypothesis_settings(max_examples=30, stateful_step_count=40),
     )
 
 

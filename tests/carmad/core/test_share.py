@@ -410,7 +410,7 @@ def test_what_they_count_as_is_neither_gpus_held_nor_gpu_hours_of_a_limit() -> N
     shares = server.scheduler.state.shares
     assert shares.accounts[who("ada")].since(0, server.now) == 0.0
     assert shares.accounts[who("ada")].urgent_since(0, server.now) == 0.0
-    quotas = server.scene.quotas
+    quotas = server.scene.gate.quotas
     assert (quotas.gpus_held(who("ada")), quotas.hours_used(who("ada"), "day")) == (0, 0.0)
 
 

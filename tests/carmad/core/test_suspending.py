@@ -261,27 +261,27 @@ def test_the_time_of_a_job_that_is_left_suspended_goes_on_in_the_end() -> None:
 
 def test_to_wait_in_line_suspended_is_not_to_be_left_suspended() -> None:
     """Who was suspended for others, and then by its owner, is left alone as long as anybody."""
-    here = server(1, replace(SETTINGS, limits=Limits(preemption="suspend")), parked_s=3600.0)
-    id = runs(here, time_limit_s=600.0)
+    here = server(1, replace(SETTINGS, limits=Limits(preemption="suspend")), parked_s=360.0)
+    id = runs(here, time_limit_s=60.0)
     other = here.submit(user="eve", exclusive=True, urgent=True)
-    here.pass_time(5000.0)
+    here.pass_time(500.0)
     assert here.job(other).holds_gpus and here.job(id).state is S.SUSPENDED
     suspend(here, id)
-    here.pass_time(3600.0)
+    here.pass_time(360.0)
     assert here.job(id).state is S.SUSPENDED
     resume(here, id)
-    here.pass_time(5000.0)
-    suspend(here, id)  # which does not begin anew
     here.pass_time(500.0)
+    suspend(here, id)  # which does not begin anew
+    here.pass_time(50.0)
     assert here.job(id).state is S.SUSPENDED
-    here.pass_time(120.0)
+    here.pass_time(12.0)
     assert (here.job(id).state, here.job(id).stop) == (S.STOPPING, Cause.TIME_LIMIT)
 
 
 @pytest.mark.parametrize("requeue", [True, False])
 def test_who_is_left_suspended_for_long_makes_room_for_an_urgent_job(requeue: bool) -> None:
     limits = Limits(preemption="suspend")
-    here = server(2, replace(SETTINGS, limits=limits), host_memory_mib=15_000, parked_s=3600.0)
+    here = server(2, replace(SETTINGS, limits=limits), host_memory_mib=15_000, parked_s=360.0)
     parked = runs(here, requeue=requeue)
     suspend(here, parked)
     batch = [runs(here, user="bob", exclusive=True) for _ in range(2)]
@@ -289,7 +289,7 @@ def test_who_is_left_suspended_for_long_makes_room_for_an_urgent_job(requeue: bo
     here.pass_time(60.0)
     assert here.job(parked).state is S.SUSPENDED and here.job(urgent).state is S.QUEUED
     assert "mostly by suspended job 1 of ada" in here.job(urgent).notes[-1]
-    here.pass_time(3600.0)
+    here.pass_time(360.0)
     if not requeue:
         assert here.job(parked).state is S.SUSPENDED
         return
@@ -363,7 +363,7 @@ def test_what_cannot_resume_waits_and_tries_again_ever_later() -> None:
     assert (job.state, job.gpus) == (S.SUSPENDED, ())
     assert "could not resume: there is no room" in job.notes
     assert job.suspension and job.suspension.again_at == here.now + AGAIN_AFTER_S
-    blocker = here.scene.blocker(job)
+    blocker = here.scene.gate.blocker(job)
     assert blocker and blocker.code == "resume_failed"
     here.pass_time(AGAIN_AFTER_S)
     job = here.job(id)

@@ -40,7 +40,7 @@ def port(tmp_path: Path) -> Iterator[Carmad]:
 # -- kill -9 of the daemon
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.long)])
 def test_kills_lose_no_job_and_start_none_twice(port: Carmad, kills: int) -> None:
     storm = Storm(port, SEED)
     try:

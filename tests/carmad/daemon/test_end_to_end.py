@@ -582,7 +582,7 @@ def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
 
 def test_a_job_finds_its_daemon_and_tells_of_its_stages(daemon: Carmad) -> None:
     carma = f"{shlex.quote(sys.executable)} -c 'from cli.main import main; main()'"
-    stages = "--load 10ms --forward 40ms --backward 90ms"
+    stages = "--stages 'load=10ms forward=40ms backward=90ms'"
     told = f"cd {shlex.quote(str(ROOT))} && {carma} report --step 0.2 {stages}"
     id = daemon.sh(told)
     assert daemon.ended(id)["exit"]["code"] == 0

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from carma_testing import a_spec
-from carmad.attempt.forks import Child, Forks, helpers
 from carmad.attempt.launcher import Copies
 from carmad.core.jobs.spec import JobSpec, Script
 from carmad.core.ports import Trial
@@ -249,29 +249,32 @@ def test_an_attendant_that_is_late_is_waited_for_no_longer(
 ) -> None:
     monkeypatch.setattr(trial_module, "GRACE_S", 0.0)
     monkeypatch.setattr(trial_module, "KILLED_WITHIN_S", 0.1)
-    begun: list[Child] = []
-
-    def pause(*_: str, fds: dict[int, int]) -> Child:
-        begun.append(helpers().start("signal", "pause", "slow", fds=fds))
-        return Child(begun[0].pid, os.dup(begun[0].pidfd))
-
-    monkeypatch.setattr(trial_module, "helpers", lambda: SimpleNamespace(start=pause))
+    begun = attended_by(monkeypatch, "sleep", "600")
     assert bash("true", within_s=0.1).timed_out
-    assert not begun[0].has_ended()
+    assert begun[0].poll() is None
     begun[0].kill()
-    begun[0].close()
+    begun[0].wait()
 
 
 def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: str, fds: dict[int, int]) -> Child:
-        return helpers().start("os", "no_such_function", "broken", fds=fds)
-
-    monkeypatch.setattr(trial_module, "helpers", lambda: SimpleNamespace(start=fail))
-    assert "the trial failed: AttributeError: " in bash("true").error
-    none = Forks()
-    monkeypatch.setattr(none, "_run", lambda argv, stdin: subprocess.Popen(["/no/such/python"]))
-    monkeypatch.setattr(trial_module, "helpers", lambda: none)
+    attended_by(monkeypatch, sys.executable, "-c", "raise AttributeError('broken')")
+    assert bash("true").error == "the trial failed: AttributeError: broken"
+    attended_by(monkeypatch, "/no/such/python")
     assert "cannot start a process: No such file" in bash("true").error
+
+
+def attended_by(monkeypatch: pytest.MonkeyPatch, *argv: str) -> list[subprocess.Popen[bytes]]:
+    """Have this run instead of the attendant. Returns what was begun so."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(_: object, **how: Any) -> subprocess.Popen[bytes]:
+        begun.append(Popen(argv, **how))
+        return begun[-1]
+
+    Popen = subprocess.Popen
+    stand_in = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(trial_module, "subprocess", stand_in)
+    return begun
 
 
 @pytest.mark.skipif(not ROOT, reason="has it to itself as root only")

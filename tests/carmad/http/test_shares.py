@@ -8,7 +8,6 @@ import pwd
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,7 @@ from carmad.accounts import groups_of
 from carmad.core.jobs.attempt import JobId
 from carmad.core.messages import Noticed
 from carmad.engine.inbox import QUANTUM, Backlog, Delivery
-from carmad.http import bounds, connections, shares
-from carmad.http.bounds import Bounded
+from carmad.http import connections, shares
 from carmad.http.connections import FEW, PART_OF_FEW, PER_USER, Connections, Credentials, Peers
 from carmad.http.problems import TooMany, refusal_of
 from carmad.http.shares import Share, Shares
@@ -135,29 +133,9 @@ def test_who_only_waits_for_an_answer_leaves_the_turn_to_others() -> None:
                 pass
         go_on.set()
         await asyncio.gather(*waiters)
-        assert share._running._value == shares.AT_ONCE  # as many as there were
+        assert share.running._value == shares.AT_ONCE  # as many as there were
 
     run_async(play())
-
-
-@pytest.mark.parametrize("who", [Credentials(1_234_567, 1), None])
-def test_uids_without_a_name_have_one_share_together(who: Credentials | None) -> None:
-    """As a user's containers have them, by the thousand."""
-    found: list[int] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        found.append(scope["state"]["turn"].share.user)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        raise AssertionError("there is nothing to answer")
-
-    bounded = Bounded(app, Peers("no-such-group"), Shares())
-    scope = {"type": "http", "path": "/v1/health", "headers": [], "state": {"credentials": who}}
-    run_async(bounded(scope, receive, send))
-    assert found == [bounds.NOBODY]
 
 
 def opened(counted: Connections, user: int, wanted: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from carma_testing import a_gpu, a_job, changed
-from carmad.api.timeline import MOST_POINTS, Span, gpu_timeline_out, namer
+from carmad.api.timeline import MOST_POINTS, Span, gpu_timeline_out
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.happenings import happenings
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
@@ -29,7 +29,7 @@ from carmad.timeline.recorder import HOUR_S, KEPT_S, MOST_JOBS, MOST_MARKS, Time
 
 GPU, OTHER = a_gpu(0), a_gpu(1)
 NOON = 1_800_000_000 // HOUR_S * HOUR_S
-ANY = namer({JobId(7): Named("7", "ann", 1, "mine")}, lambda uid: True)
+ANY = {JobId(7): Named("7", "ann", 1, "mine")}
 
 
 def known(values: Iterable[float | None]) -> list[float]:

@@ -13,11 +13,10 @@ from tests.estimators.tracer.test_tracer_script import (
     looked,
     loop,
     report,
-    warm,
     written,
 )
 
-__all__ = ["job", "warm"]
+__all__ = ["job"]
 
 BY_HAND = """
 for turn in range(10):

@@ -15,11 +15,10 @@ from tests.estimators.tracer.test_tracer_script import (
     loop,
     needs,
     report,
-    warm,
     written,
 )
 
-__all__ = ["job", "warm"]
+__all__ = ["job"]
 
 STEPS = "\nfor turn in range(5): step()\n"
 SHARDED = """

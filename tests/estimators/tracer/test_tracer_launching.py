@@ -12,11 +12,10 @@ from tests.estimators.tracer.test_tracer_script import (
     needs,
     refusal,
     report,
-    warm,
     written,
 )
 
-__all__ = ["job", "warm"]
+__all__ = ["job"]
 
 TORCH = ("-m", "torch.distributed.run")
 ACCELERATE = ("-m", "accelerate.commands.accelerate_cli", "launch")

@@ -19,11 +19,10 @@ from tests.estimators.tracer.test_tracer_script import (
     loop,
     needs,
     report,
-    warm,
     written,
 )
 
-__all__ = ["job", "warm"]
+__all__ = ["job"]
 
 PATIENT = Estimation(within_s=120.0, rest_s=60.0)
 

@@ -29,7 +29,6 @@ from carmad.errors import CarmaError
 from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
-from cli.main import run
 from tests.busy import Busy
 from tests.daemon import Carmad, Json, running, train
 
@@ -472,8 +471,8 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
         daemon.start()
         daemon.post("/v1/release", {"select": str(jobs[-1])})
         daemon.ended(jobs[-1])
-        told = daemon.carma("history", "--export", "day.csv")
-        on_stdout = daemon.carma("history", "--export", "-")
+        told = daemon.carma("simulate", "--history", "--export", "day.csv")
+        on_stdout = daemon.carma("simulate", "--history", "--export", "-")
         found = recorded.from_history(asker(daemon))
         daemon.stop()
 
@@ -508,9 +507,3 @@ def asker(daemon: Carmad) -> Callable[..., Json]:
         return daemon.get(f"{path}?{given}")
 
     return get
-
-
-def test_export_takes_no_part_of_a_workload() -> None:
-    for words in (["--states", "F"], ["--limit", "5"], ["--json"], ["--csv"]):
-        assert run(["history", "--export", "x.csv", *words]) == 2
-    assert not Path("x.csv").exists()

@@ -31,8 +31,8 @@ from carma_simulator.report.measures import (
     measure_rows,
     runs,
 )
+from carma_simulator.report.style import RC, image
 from carma_simulator.report.table import Comparison, Overview, comparison
-from carmad.charts import RC, image
 from carmad.config import Collocation, Settings
 from carmad.core.jobs.attempt import Cause, JobId
 from carmad.core.jobs.states import JobState

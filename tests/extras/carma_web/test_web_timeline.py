@@ -117,6 +117,20 @@ def test_events_are_in_their_bins_beside_what_they_explain() -> None:
     assert "risk limit 0.80" in named(load)
 
 
+def test_a_job_is_drawn_from_what_is_recorded_of_its_gpu() -> None:
+    job: Any = {
+        "id": 7,
+        "memory": {"declared_mib": 3000, "estimate_mib": None, "estimate_high": None},
+    }
+    made = charts.job_charts(answer(), job, Hues())
+    used = named(made["memory"])
+    assert used["used by it"]["values"] == [None, 2000, 5000, None, None]
+    assert used["used by all on the GPU"]["values"] == [0, 2000, 5000, None, None]
+    assert used["promised 2.9G, as declared"]["kind"] == "limit" and "start" in used
+    assert "slow-down" in named(made["load"])
+    assert charts.job_charts(answer(), job | {"id": 8}, Hues()) == {}
+
+
 def test_who_sees_no_chart_is_told_what_it_shows() -> None:
     memory, load = drawn()
     assert memory["summary"] == (
