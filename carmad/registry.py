@@ -1,5 +1,5 @@
-"""Finds plugins by name among the installed entry points, and puts guards around them. Also finds
-what they declare: their settings, and the wording of their reasons."""
+"""Finds plugins by name among the installed entry points, and what they declare: their settings,
+and the wording of their reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from carmad.core.placing.view import Policy
 from carmad.core.ports import Estimator, Predictor, Recovery, Server
 from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
 from carmad.errors import CarmaError
-from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedPredictor, GuardedRecovery
+from carmad.guards import GuardedEstimator
 from carmad.words import Wording
 
 log = logging.getLogger(__name__)
@@ -31,31 +31,14 @@ _ABLE: dict[tuple[type, str], bool] = {}  # which estimator can what: asked for 
 ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script may take
 
 
-def policy(settings: Settings) -> GuardedPolicy:
-    return GuardedPolicy(bare_policy(settings), deputy=settings.policy_fallback)
-
-
-def fallback(settings: Settings) -> GuardedPolicy | None:
-    """The policy that decides while the configured one fails, if any."""
-    name = settings.policy_fallback
-    return GuardedPolicy(cast(Policy, _load("policies", name, settings))) if name else None
-
-
 def bare_policy(settings: Settings) -> Policy:
-    """Unguarded: for a simulation, which may fail with its policy."""
+    """Unguarded, as the next two: for the daemon to guard, and for a simulation, which may fail
+    with its policy."""
     return cast(Policy, _load("policies", settings.policy, settings))
-
-
-def predictor(settings: Settings) -> GuardedPredictor:
-    return GuardedPredictor(bare_predictor(settings))
 
 
 def bare_predictor(settings: Settings) -> Predictor:
     return cast(Predictor, _load("predictors", settings.predictor, settings))
-
-
-def recovery(settings: Settings) -> GuardedRecovery:
-    return GuardedRecovery(bare_recovery(settings))
 
 
 def bare_recovery(settings: Settings) -> Recovery:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,15 +128,15 @@ def reproduce(segment: Path) -> Reproduction:
 
 def _core(begin: journal.Begin, script: Script) -> Scheduler:
     """A core in the segment's initial state: its windows are filled before it has any jobs."""
-    settings = begin.settings
-    fallback = registry.fallback(settings)
+    settings, deputy = begin.settings, begin.settings.policy_fallback
+    fallback = registry.bare_policy(replace(settings, policy=deputy)) if deputy else None
     core = Scheduler(
         settings,
-        failing(registry.policy(settings), script),
-        failing(registry.recovery(settings), script),
-        failing(registry.predictor(settings), script),
+        failing(registry.bare_policy(settings), script),
+        failing(registry.bare_recovery(settings), script),
+        failing(registry.bare_predictor(settings), script),
         failing(fallback, script, FALLBACK) if fallback else None,
-        lambda new: failing(registry.policy(new), script),
+        lambda new: failing(registry.bare_policy(new), script),
     )
     core.handle(Discovered(0.0, begin.gpus, begin.unread))
     for sampled in begin.samples:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from functools import cache, partial
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import Any, ParamSpec, TypeVar
 
 from carmad import beats
@@ -31,7 +31,7 @@ class Threads(Executor):
         self._name = name
         self._late_s = late_s
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._lock = Lock()
+        self._lock = RLock()  # a signal handler may submit while another does
         self._closed = False
         self._threads: list[Thread] = []
         try:

@@ -36,7 +36,6 @@ from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Access, Monitor, Settings
 from carmad.core.gpus.gpu import Gpu, GpuSample
 from carmad.core.jobs.attempt import GpuId, JobId
-from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.history import History
 from carmad.core.messages import Action, Estimated, EstimateMemory, Launch, Step, Stop, Submitted
 from carmad.core.scheduler import Scheduler
@@ -131,7 +130,8 @@ class Pretended(Follower):
         self.store = SqlStore.open(folder / "carma.db")
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
         self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
-        core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+        plugins = registry.bare_policy(settings), registry.bare_recovery(settings)
+        core = Scheduler(settings, *plugins)
         self.timeline = Timeline(folder / "timeline.db")
         experience = Experience(settings)
         self.monitor = MonitorThread(
@@ -141,7 +141,10 @@ class Pretended(Follower):
         def answer(spec: object, *_: object) -> Answer:
             return ask("declared", settings, experience.server(), spec)  # type: ignore[arg-type]
 
-        self.estimates = Estimates(answer, self._post_estimate)
+        self.estimates = Estimates(
+            answer,
+            lambda job, its: self.inbox.post(Estimated(self.clock.now, job.id, its)),  # type: ignore[arg-type]
+        )
         self.service = Service(
             inbox=self.inbox,
             store=self.store,
@@ -191,10 +194,6 @@ class Pretended(Follower):
         for job in step.jobs:
             if job.ended:
                 self.estimates.end(job.id)
-
-    def _post_estimate(self, job: JobId, answer: Answer) -> None:
-        assert isinstance(answer, Estimate)
-        self.inbox.post(Estimated(self.clock.now, job, answer))
 
     # what goes on
 

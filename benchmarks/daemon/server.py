@@ -19,6 +19,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Discovered, Event, Exited, Sampled, Step, Submitted, Tick
 from carmad.core.scheduler import Scheduler
+from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery
 from carmad.store.sql import SqlStore
 
 BEGUN = 1_000_000.0
@@ -33,9 +34,9 @@ def scheduler(policy: str = "magm", backfill: int = 0) -> Scheduler:
     settings = Settings(policy=policy, limits=Limits(backfill=backfill))
     made = Scheduler(
         settings,
-        registry.policy(settings),
-        registry.recovery(settings),
-        registry.predictor(settings),
+        GuardedPolicy(registry.bare_policy(settings)),
+        GuardedRecovery(registry.bare_recovery(settings)),
+        GuardedPredictor(registry.bare_predictor(settings)),
     )
     made.handle(Discovered(BEGUN, CARDS))
     return made

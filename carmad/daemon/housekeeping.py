@@ -30,10 +30,7 @@ from carmad.threads import Threads
 _log = logging.getLogger(__name__)
 
 _FLUSH_S = 30
-_TRIM_MIN = 1
 _BY = "carmad: the account is there again"
-_PURGE_H = 1
-_BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
 _SETTLED_S = 86_400.0
@@ -58,8 +55,14 @@ class Housekeeping:
         self._store = store
         self.retention = retention
         self._state_dir = state_dir
-        self._flush = flush
-        self._chores = chores
+        backup = Chore("backup", self.backup, "cron", {"hour": 3})  # local time
+        self._chores = (
+            Chore("flush", flush, "interval", {"seconds": _FLUSH_S}, at_stop=True),
+            Chore("trim", self.trim, "interval", {"minutes": 1}),
+            Chore("purge", self.purge, "interval", {"hours": 1}, at_start=True),
+            *([backup] if retention.backups else ()),
+            *chores,
+        )
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -68,19 +71,12 @@ class Housekeeping:
         )
 
     def start(self) -> None:
-        def add(name: str, do: Callable[[], object], trigger: str, **when: object) -> None:
-            self._scheduler.add_job(_guard(name, do), trigger, name=name, **when)
-
         soon = datetime.now().astimezone() + _SOON
-        add("flush", self._flush, "interval", seconds=_FLUSH_S)
-        add("trim", self.trim, "interval", minutes=_TRIM_MIN)
-        add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
-        if self.retention.backups:
-            add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         for chore in self._chores:
             its = {"next_run_time": soon} if chore.at_start else {}
+            do = _guard(chore.name, chore.do)
             try:
-                add(chore.name, chore.do, chore.trigger, **its, **chore.when)
+                self._scheduler.add_job(do, chore.trigger, name=chore.name, **its, **chore.when)
             except Exception:  # noqa: BLE001 - a package's trigger
                 _log.exception("%s cannot be planned, and is left out", chore.name)
         self._scheduler.start()
@@ -89,7 +85,6 @@ class Housekeeping:
         """Wait for the current chores, but not for one that hangs, and do once more what is to be
         on disk."""
         self._scheduler.shutdown(wait=True)
-        _guard("flush", self._flush)()
         for chore in self._chores:
             if chore.at_stop:
                 _guard(chore.name, chore.do)()

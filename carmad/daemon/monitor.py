@@ -269,7 +269,7 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 # -- MPS while jobs run: daemons that are gone, servers with faults, jobs outside their server
 
-MPS_EVERY_S = 30.0
+MPS_EVERY_S = 30
 MPS_LATE_S = 60.0  # for one job: each question to its daemon has a deadline
 
 
@@ -279,21 +279,12 @@ class MpsWatch:
         self._inbox = inbox
         self._evidence = evidence
         self._outside: set[Key] = set()  # the attempts without a client at the last round
-        self._stopped = threading.Event()
-        self._thread = beats.thread("mps-watch", MPS_LATE_S, self._run)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=5)
 
     def look(self) -> None:
         """Check all jobs under MPS, and their servers."""
         outside = set()
         for job in self._inbox.ask(_running_under_mps).result():
-            beats.at(f"the MPS server of job {job.id}")
+            beats.at(f"the MPS server of job {job.id}", MPS_LATE_S)
             gpu = job.gpus[0]  # all its GPUs have the same server
             if not self._mps.healthy(gpu):
                 self._notice(job, "its MPS daemon does not answer")
@@ -315,17 +306,6 @@ class MpsWatch:
         if attempt in self._outside:
             self._notice(job, "runs outside MPS: it is time-sliced with its neighbours")
         return True
-
-    def _run(self) -> None:
-        while not self._stopped.wait(MPS_EVERY_S):
-            beats.at("the jobs under MPS")
-            try:
-                self.look()
-            except CarmaError as error:
-                log.error("%s; %s", error, error.hint)
-            except Exception:
-                log.exception("the MPS watch failed")
-            beats.idle()
 
     def _notice(self, job: Job, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job.id, note))

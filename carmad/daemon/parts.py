@@ -35,15 +35,15 @@ from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.daemon import doctor
 from carmad.daemon.housekeeping import Housekeeping, release
-from carmad.daemon.monitor import Externals, Monitor, MpsWatch
+from carmad.daemon.monitor import MPS_EVERY_S, Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
 from carmad.daemon.service import (
     Reloader,
     find_waiting,
     is_service,
     listen,
+    notify,
     read_settings,
-    watchdog,
 )
 from carmad.daemon.world import DaemonWorld
 from carmad.edge import BackgroundService, Chore, Follower, Host, SubmissionCheck
@@ -58,7 +58,7 @@ from carmad.gpu.checkpoint import Checkpoints
 from carmad.gpu.limits import EmulatedLimiter, NvmlLimiter
 from carmad.gpu.mps import Mps
 from carmad.gpu.source import TelemetrySource
-from carmad.guards import Trouble
+from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
 from carmad.http.server import Server
 from carmad.learning.models import Model
 from carmad.learning.trained import Models
@@ -257,10 +257,9 @@ class Daemon:
 
     def start(self) -> None:
         """Start the threads, and the processes that they keep."""
-        self._start(beats.Watcher(self._watchdog(), self._monitor.hangs))
+        self._wall = Wall(self._clock, self._restart if is_service() else None)
+        self._start(beats.Watcher(self._feed_watchdog, self._monitor.hangs))
         self._start(self._monitor)
-        if self._mps:
-            self._start(MpsWatch(self._mps, self.inbox, self._evidence))
         self._chores = self._housekeeping()
         self._start(self._chores)
         self._stack.callback(self._models.stop)
@@ -313,16 +312,10 @@ class Daemon:
         part.start()
         self._stack.callback(part.stop)
 
-    def _watchdog(self) -> Callable[[], None]:
-        """What to call about once a second, while all is well."""
-        alive = watchdog()
-        wall = Wall(self._clock, self._restart if is_service() else None)
-
-        def feed() -> None:
-            alive()
-            wall.look()
-
-        return feed
+    def _feed_watchdog(self) -> None:
+        """About once a second, while all is well."""
+        notify("WATCHDOG=1")
+        self._wall.look()
 
     def _restart(self) -> None:
         self.again.set()
@@ -330,18 +323,21 @@ class Daemon:
 
     def _housekeeping(self) -> Housekeeping:
         held = functools.partial(release, self.inbox)
-        every_hour = {"hours": 1}
+        chores = [
+            Chore("release", held, "interval", {"minutes": 1}),
+            Chore("train", self._models.train_if_due, "interval", {"hours": 1}),
+            Chore("save", self._save_timeline, "interval", {"seconds": SAVE_S}, at_stop=True),
+            *self._added,
+        ]
+        if self._mps:
+            look = MpsWatch(self._mps, self.inbox, self._evidence).look
+            chores.append(Chore("mps", look, "interval", {"seconds": MPS_EVERY_S}))
         return Housekeeping(
             self._store,
             self._settings.retention,
             self._state_dir,
             functools.partial(flush, self._journal, self._store, self._externals),
-            (
-                Chore("release", held, "interval", {"minutes": 1}),
-                Chore("train", self._models.train_if_due, "interval", every_hour),
-                Chore("save", self._save_timeline, "interval", {"seconds": SAVE_S}, at_stop=True),
-                *self._added,
-            ),
+            chores,
         )
 
     def _save_timeline(self) -> None:
@@ -415,18 +411,25 @@ def _core(
     """The scheduler with its plugins, and a function that returns what has gone wrong in them."""
     with for_a_person():
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-        policy, fallback = registry.policy(settings), registry.fallback(settings)
-        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+        policy = _policy(settings)
+        deputy = settings.policy_fallback
+        fallback = _policy(replace(settings, policy=deputy, policy_fallback="")) if deputy else None
+        recovery = GuardedRecovery(registry.bare_recovery(settings))
+        predictor = GuardedPredictor(registry.bare_predictor(settings))
     guarded = [each for each in (policy, fallback, recovery, predictor) if each]
 
     def succeed(new: Settings) -> Policy:
-        made = registry.policy(new)
+        made = _policy(new)
         guarded[0].close()
         guarded[0] = made
         return made
 
     scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
     return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
+
+
+def _policy(settings: Settings) -> GuardedPolicy:
+    return GuardedPolicy(registry.bare_policy(settings), deputy=settings.policy_fallback)
 
 
 def _checks(host: Host) -> list[SubmissionCheck]:

@@ -11,16 +11,16 @@ import shutil
 import socket
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
+from threading import Event
 
 from carmad import beats, configfile, paths
 from carmad.config import Host, Settings, at_once
 from carmad.errors import CarmaError
+from carmad.threads import Threads
 
 FIRST_FD = 3  # systemd passes its sockets from here on
 
@@ -58,30 +58,6 @@ def notify(message: str) -> bool:
 def is_service() -> bool:
     """Whether systemd runs this process as a service, and starts it again if it fails."""
     return bool(os.environ.get("NOTIFY_SOCKET")) and bool(os.environ.get("INVOCATION_ID"))
-
-
-def watchdog_interval_s() -> float | None:
-    """How often to send `WATCHDOG=1`: half of what systemd allows. None: no watchdog."""
-    allowed_us = os.environ.get("WATCHDOG_USEC", "")
-    if not allowed_us.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(
-        os.getpid()
-    ):
-        return None
-    return int(allowed_us) / 2e6
-
-
-def watchdog() -> Callable[[], None]:
-    """A function to call about once a second, while all is well."""
-    interval_s = watchdog_interval_s()
-    last = 0.0
-
-    def alive() -> None:
-        nonlocal last
-        if interval_s is not None and time.monotonic() - last >= interval_s / 2:
-            last = time.monotonic()
-            notify("WATCHDOG=1")
-
-    return alive
 
 
 def listen_fds() -> list[int]:
@@ -224,37 +200,33 @@ class Reloader:
     """A thread that rereads the settings on request. Invalid settings change nothing."""
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
+        self._thread = Threads(1, "reload", LATE_S)
+        self._is_started = Event()
 
     def ask(self) -> Future[None]:
         """Done once the settings are in effect, or with what is wrong with them. May be called from
         a signal handler, and before `start`."""
-        done: Future[None] = Future()
-        self._asked.put(done)
-        return done
+        return self._thread.submit(self._reload)
 
     def start(
         self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
     ) -> None:
         """`settings` are those in effect; `read` returns new ones, or raises CarmaError."""
-        beats.thread("reload", LATE_S, lambda: self._serve(settings, read, apply)).start()
+        self._settings, self._read, self._apply = settings, read, apply
+        self._is_started.set()
 
-    def _serve(
-        self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
-    ) -> None:
-        while True:
-            beats.idle()
-            done = self._asked.get()
-            beats.at("the settings")
-            try:
-                settings = _reload(settings, read, apply)
-                done.set_result(None)
-            except CarmaError as error:
-                log.error("the settings stay as they are: %s. %s", error, error.hint)
-                done.set_exception(error)
-            except Exception as error:
-                log.exception("the settings stay as they are")
-                done.set_exception(error)
+    def _reload(self) -> None:
+        beats.idle()
+        self._is_started.wait()
+        beats.at("the settings")
+        try:
+            self._settings = _reload(self._settings, self._read, self._apply)
+        except CarmaError as error:
+            log.error("the settings stay as they are: %s. %s", error, error.hint)
+            raise
+        except Exception:
+            log.exception("the settings stay as they are")
+            raise
 
 
 def _reload(

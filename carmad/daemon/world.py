@@ -135,8 +135,6 @@ class DaemonWorld(Follower):
         self._hands = Threads(1, "hands", HANDS_LATE_S)
         self._signals = Threads(1, "signals", SIGNALS_LATE_S)
         self._estimates = Estimates(estimate, self._deliver_estimate)
-        self._measuring: set[tuple[str, int | None]] = set()  # questions, by group and word
-        self._whose: dict[JobId, int] = {}  # the users of jobs that are being estimated
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
         self._timed: dict[JobId, Job] = {}  # that live: what their supervisors are told
         # Launches to retry, and what prevents them. Set only by the thread "hands".
@@ -155,9 +153,9 @@ class DaemonWorld(Follower):
         """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
             if action.again:
-                self._measure_later(action.job)
+                job = action.job
+                self._estimates.do_aside(job, partial(self._measure, job))
             elif action.job.spec.gpus:
-                self._whose[action.job.id] = action.job.spec.uid
                 self._estimates.put(action.job)
             else:  # it needs none
                 its = Estimated(self._inbox.clock(), action.job.id, None)
@@ -180,8 +178,6 @@ class DaemonWorld(Follower):
             if isinstance(event, Discovered):
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
         for job in step.jobs:
-            if not job.awaits_estimate:
-                self._whose.pop(job.id, None)
             self._keep_time(job)
             if job.attempts and job.attempts[-1].memory_limits and not job.lives:
                 self._later(partial(self._forget_limits, job))
@@ -243,27 +239,19 @@ class DaemonWorld(Follower):
         """When its supervisor is to end it, in seconds since boot."""
         return boottime() + job.due_at - self._inbox.clock() + OVERTIME_S
 
-    def _measure_later(self, job: Job) -> None:
-        """A question that nobody has begun to answer serves for later ends, too."""
-        question = job.group, job.spec.memory_mib
-        if question not in self._measuring:
-            self._measuring.add(question)
-            self._estimates.do_aside(job.spec.uid, partial(self._measure, job))
-
     def _measure(self, job: Job) -> None:
-        self._measuring.discard((job.group, job.spec.memory_mib))
         if isinstance(answer := self._measured(job.spec), Estimate):
             event = Estimated(self._inbox.clock(), job.id, answer, again=True)
             self._inbox.post(event, user=job.spec.uid)
 
-    def _deliver_estimate(self, job: JobId, answer: Estimate | Refusal) -> None:
+    def _deliver_estimate(self, job: Job, answer: Estimate | Refusal) -> None:
         if isinstance(answer, Estimate):
-            event = Estimated(self._inbox.clock(), job, answer, crash=answer.crash)
+            event = Estimated(self._inbox.clock(), job.id, answer, crash=answer.crash)
         else:
             note = "" if answer.crash else f"{UNESTIMATED}: {answer.why}"
             now = self._inbox.clock()
-            event = Estimated(now, job, None, note, answer.crash, answer.late)
-        self._inbox.post(event, user=self._whose.get(job))
+            event = Estimated(now, job.id, None, note, answer.crash, answer.late)
+        self._inbox.post(event, user=job.spec.uid)
 
     def _do(self, action: Launch | Signal | Stop | LimitMemory) -> None:
         beats.at(f"{type(action).__name__.lower()} job {action.job.id}")

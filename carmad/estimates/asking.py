@@ -171,7 +171,7 @@ class Estimates:
     def __init__(
         self,
         ask: Callable[[JobSpec, bool, Event], Answer],
-        tell: Callable[[JobId, Answer], None],
+        tell: Callable[[Job, Answer], None],
     ) -> None:
         """`ask`: its second argument is whether to be patient; when the third one is set, nobody
         waits for the answer any more."""
@@ -220,10 +220,12 @@ class Estimates:
             asking = {alike: one for alike, one in self._asked.items() if not one.answer.done()}
             self._asked = asking
 
-    def do_aside(self, user: int, call: Callable[[], None]) -> None:
-        """Something short, for which nobody waits."""
+    def do_aside(self, job: Job, call: Callable[[], None]) -> None:
+        """Something short, for which nobody waits. One that has not begun serves for later runs of
+        the same job, too."""
+        question = job.group, job.spec.memory_mib
         with contextlib.suppress(RuntimeError):  # the daemon is stopping, and the next one asks
-            self._measures.submit(user, call)
+            self._measures.submit(job.spec.uid, call, key=question)
 
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""
@@ -269,7 +271,7 @@ class Estimates:
                 self._wanted[job.id] = None
             else:
                 del self._wanted[job.id]
-        self._tell(job.id, answer)
+        self._tell(job, answer)
         if again:
             self._wait(job, patient=True)
 

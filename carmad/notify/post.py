@@ -96,7 +96,7 @@ class Post(Follower):
         self._where = socket.gethostname()
         self._once = ToldOnce()
         self._for_admins: dict[str, None] = {}  # lines, each once
-        self._sent: dict[Owner, deque[float]] = {}  # when, in the last hour (monotonic)
+        self._sent: dict[Owner, deque[float]] = {}  # when, the latest (monotonic)
         self._tasks: dict[Owner, asyncio.Task[None]] = {}  # of those who are being told
         self._senders = asyncio.Semaphore(AT_ONCE)  # who has waited longest is next
         self._count = itertools.count(1)
@@ -215,7 +215,7 @@ class Post(Follower):
         outgoing = self._to_admins() if whom is ADMINS else self._to_user(whom, is_last)
         if outgoing is None:
             return _nothing
-        self._sent.setdefault(whom, deque()).append(time.monotonic())
+        self._sent.setdefault(whom, deque(maxlen=PER_HOUR)).append(time.monotonic())
         order, over = outgoing
         code, why = await self._send(order)
         if code == FAILED and not is_last:
@@ -231,14 +231,10 @@ class Post(Follower):
 
     def _pause_s(self, whom: Owner) -> float:
         """Until the next message may be sent to them."""
-        now = time.monotonic()
-        for each, times in [*self._sent.items()]:
-            while times and times[0] <= now - AN_HOUR_S:
-                times.popleft()
-            if not times:
-                del self._sent[each]
-        times = self._sent.get(whom, deque())
-        return times[-PER_HOUR] + AN_HOUR_S - now if len(times) >= PER_HOUR else 0.0
+        times = self._sent.get(whom)
+        if times is None or len(times) < PER_HOUR:
+            return 0.0
+        return times[0] + AN_HOUR_S - time.monotonic()
 
     def _to_user(self, whom: Owner, is_last: bool) -> Outgoing | None:
         """Raises NoAccount if a later try may find it."""

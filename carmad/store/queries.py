@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -32,17 +31,22 @@ from carmad.store.values import Named, Spread, Statistics, Totals
 
 # -- how people know jobs, without reading the jobs themselves
 
-_BODY = case((func.json_valid(JOBS.c.body), JOBS.c.body))
+
+def in_body(path: str) -> Any:
+    """A part of a job's JSON; null if that is damaged."""
+    return func.json_extract(case((func.json_valid(JOBS.c.body), JOBS.c.body)), path)
+
+
 _ID = func.json_each(bindparam("ids")).table_valued("value").c.value
 _ROW = JOBS.alias()
-_INDEX, _STEP = (func.json_extract(_BODY, f"$.spec.array.{name}") for name in ("index", "step"))
+INDEX, STEP = in_body("$.spec.array.index"), func.coalesce(in_body("$.spec.array.step"), 1)
 _NAMES = select(
     _ID.label("id"),
     JOBS.c.user,
     JOBS.c.name,
-    func.json_extract(_BODY, "$.spec.uid").label("uid"),
+    JOBS.c.uid,
     JOBS.c.array,
-    (_INDEX + (_ID - JOBS.c.id) * func.coalesce(_STEP, 1)).label("index"),
+    (INDEX + (_ID - JOBS.c.id) * STEP).label("index"),
 ).where(  # tasks of an array may be one row, which has the id of the first
     JOBS.c.id == select(func.max(_ROW.c.id)).where(_ROW.c.id <= _ID).scalar_subquery(),
     JOBS.c.id + JOBS.c.tasks > _ID,
@@ -139,11 +143,8 @@ PAGE = 500  # jobs
 LATEST = 2000  # of a user's jobs, in which runs of the same one are looked for
 ALIKE = 64  # of those runs, the latest
 
-Rows = Sequence[Any]
-Reading = Callable[[], AbstractContextManager[Connection]]
-
 _ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)
-_THEN = (
+SUMMARIES = (  # of jobs that ended at `since` or later, and were submitted before `until`
     _ROWS.where(
         JOBS.c.ended_at >= bindparam("since"),
         JOBS.c.submitted_at < bindparam("until"),
@@ -152,8 +153,7 @@ _THEN = (
     .order_by(JOBS.c.ended_at, JOBS.c.id)
     .limit(PAGE)
 )
-_VALID = func.json_valid(JOBS.c.body)
-_ALIKE = (
+SUMMARIES_ALIKE = (  # of the latest runs of a user's job that succeeded, among their latest jobs
     _ROWS.where(
         JOBS.c.id.in_(
             select(JOBS.c.id)
@@ -162,30 +162,11 @@ _ALIKE = (
             .limit(LATEST)
         ),
         JOBS.c.state == JobState.SUCCEEDED.value,
-        case((_VALID, func.json_extract(JOBS.c.body, "$.group"))) == bindparam("group"),
+        in_body("$.group") == bindparam("group"),
     )
     .order_by(JOBS.c.id.desc())
     .limit(ALIKE)
 )
-
-
-def read_summaries(reading: Reading, since: float, until: float) -> Iterator[Rows]:
-    """Jobs that ended at `since` or later and were submitted before `until`."""
-    page: dict[str, float] = {"since": since, "until": until, "at": since, "id": -1}
-    more = True
-    while more:
-        with reading() as connection:
-            rows = connection.execute(_THEN, page).all()
-        yield rows
-        if more := len(rows) == PAGE:
-            page |= {"at": rows[-1].ended_at, "id": rows[-1].id}
-
-
-def read_alike(reading: Reading, owner: Owner, group: str) -> Rows:
-    """The latest runs of the user's job that succeeded, among their latest jobs."""
-    with reading() as connection:
-        return connection.execute(_ALIKE, {**owner._asdict(), "group": group}).all()
-
 
 # -- totals over ended jobs, for `carma stats`
 

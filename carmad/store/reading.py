@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, case, func, or_, select, text
+from sqlalchemy import Connection, Engine, Select, func, or_, select, text
 from sqlalchemy import Row as Found
 from sqlalchemy.sql.selectable import TextualSelect
 
@@ -101,8 +101,6 @@ class Reader:
         self.damage = Damage()
         self._engine = engine
         self._readers = threading.Lock()
-        # What `whole` read last: tasks of an array share it.
-        self._last_read: tuple[tuple[object, ...], JobSpec] | None = None
         self._secrets = SecretFiles(path.parent)
 
     def restore(self) -> Restored:
@@ -132,13 +130,7 @@ class Reader:
             next_id=JobId(last_id + 1),
             accounts=tuple(self._accounts(accounts)),
             limits=tuple(limit for limit in self._limits(limits) if not limit.empty),
-            reservations=tuple(
-                self._readable(
-                    kept,
-                    lambda row: codec.decode_reservation(row.body),
-                    lambda row: f"reservation {row.id}",
-                )
-            ),
+            reservations=tuple(self._bodies(kept, codec.decode_reservation, "reservation {0.id}")),
         )
 
     def past(self, now: float) -> Remembered:
@@ -151,17 +143,15 @@ class Reader:
         with self._reading() as connection:  # one by one: a body has a whole environment
             rows = connection.execution_options(yield_per=100).execute(latest)
             ended = [past(job) for job in self._decode(rows)]
-        queries = tuple(run for run in reversed(ended) if run is not None)
-        return Remembered(queries, tuple(self.submissions(now - BINS * BIN_S)))
+        runs = tuple(run for run in reversed(ended) if run is not None)
+        return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
 
     def submissions(self, since: float = 0.0) -> list[Submission]:
         """In order, beginning with the last one before `since`, which shows that recording began
         earlier."""
         before = select(func.max(JOBS.c.submitted_at)).where(JOBS.c.submitted_at < since)
-        valid = func.json_valid(JOBS.c.body)
-        gpus = case((valid, func.json_extract(JOBS.c.body, "$.spec.gpus")))
         query = (
-            select(JOBS.c.submitted_at, gpus, JOBS.c.tasks)
+            select(JOBS.c.submitted_at, queries.in_body("$.spec.gpus"), JOBS.c.tasks)
             .where(JOBS.c.submitted_at >= func.coalesce(before.scalar_subquery(), since))
             .order_by(JOBS.c.submitted_at)
         )
@@ -178,19 +168,12 @@ class Reader:
         task of a sweep. Raises CarmaError if they are no longer stored; see `JobSpec.lacking` for
         secrets."""
         spec = replace(spec, argv=command(spec))
-        key = spec.environment, spec.script, spec.secrets
-        if not any(key):
-            return spec
-        last = self._last_read
-        if last is None or last[0] != key:
+        if spec.environment or spec.script:
             with self._transaction() as connection:  # not `_reading`: launches skip that queue
-                found = retention.with_contents(connection, spec)
-            if spec.secrets:
-                found = replace(found, env=found.env + self.secrets(spec.secrets))
-            last = key, found
-            if not found.lacking:  # they may be there again the next time
-                self._last_read = last
-        return replace(spec, env=last[1].env, script=last[1].script)
+                spec = retention.with_contents(connection, spec)
+        if spec.secrets:
+            spec = replace(spec, env=spec.env + self.secrets(spec.secrets))
+        return spec
 
     def secrets(self, its: Secrets) -> Variables:
         """Those that are still stored."""
@@ -279,12 +262,7 @@ class Reader:
             given = func.json_each(json.dumps(list(arrays))).table_valued("value")
             query = query.where(JOBS.c.array.in_(select(given.c.value)))
         if index is not None:
-            valid = func.json_valid(JOBS.c.body)
-            first, given_step = (
-                case((valid, func.json_extract(JOBS.c.body, f"$.spec.array.{name}")))
-                for name in ("index", "step")
-            )
-            step, behind = func.coalesce(given_step, 1), index - first
+            behind, step = index - queries.INDEX, queries.STEP
             query = query.where(behind >= 0, behind % step == 0, behind < step * JOBS.c.tasks)
         if before is not None:
             query = query.where(JOBS.c.id < before)
@@ -321,12 +299,22 @@ class Reader:
     def summaries(self, since: float, until: float) -> Iterator[JobSummary]:
         """Jobs that ended at `since` or later and were submitted before `until`, in order of their
         ends."""
-        for rows in queries.read_summaries(self._reading, since, until):
+        page: dict[str, float] = {"since": since, "until": until, "at": since, "id": -1}
+        is_last = False
+        while not is_last:
+            with self._reading() as connection:
+                rows = connection.execute(queries.SUMMARIES, page).all()
             yield from self._read_ran(rows)
+            is_last = len(rows) < queries.PAGE
+            if rows:
+                page |= {"at": rows[-1].ended_at, "id": rows[-1].id}
 
     def alike(self, owner: Owner, group: str) -> list[JobSummary]:
         """The latest runs of a user's job that succeeded."""
-        return list(self._read_ran(queries.read_alike(self._reading, owner, group)))
+        with self._reading() as connection:
+            its = {**owner._asdict(), "group": group}
+            rows = connection.execute(queries.SUMMARIES_ALIKE, its).all()
+        return list(self._read_ran(rows))
 
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
         """The decisions on a job, newest first."""
@@ -338,22 +326,16 @@ class Reader:
         )
         with self._reading() as connection:
             rows = connection.execute(query, {"id": job_id}).all()
-        return list(
-            self._readable(
-                rows,
-                lambda row: codec.decode_decision(row.body),
-                lambda row: f"decision {row.id} on job {job_id}",
-            )
-        )
+        what = f"decision {{0.id}} on job {job_id}"
+        return list(self._bodies(rows, codec.decode_decision, what))
 
     def transitions(self, job_id: JobId) -> list[Transition]:
         """Every change of the job's state, in order."""
         query = select(TRANSITIONS).where(TRANSITIONS.c.job == _ROW_OF).order_by(TRANSITIONS.c.id)
         with self._reading() as connection:
             rows = connection.execute(query, {"id": job_id}).all()
-        return list(
-            self._readable(rows, transition_of, lambda row: f"transition {row.id} of job {job_id}")
-        )
+        what = f"transition {{0.id}} of job {job_id}"
+        return list(self._readable(rows, transition_of, what))
 
     def totals(
         self, since: float, user: str | Owner | None = None, until: float | None = None
@@ -416,33 +398,24 @@ class Reader:
             return stand_in(row._mapping)
 
     def _read_ran(self, rows: Iterable[Any]) -> Iterator[JobSummary]:
-        return self._readable(
-            rows, lambda row: codec.decode_summary(row.body), lambda row: f"job {row.id}"
-        )
+        return self._bodies(rows, codec.decode_summary, "job {0.id}")
 
-    def _readable(
-        self, rows: Iterable[R], decode: Callable[[R], T], name: Callable[[R], str]
-    ) -> Iterator[T]:
-        """The rows that can be decoded; the others are recorded and skipped."""
+    def _accounts(self, rows: Iterable[Any]) -> Iterator[Account]:
+        return self._bodies(rows, codec.decode_account, "the account of {0.user}")
+
+    def _limits(self, rows: Iterable[Any]) -> Iterator[Limit]:
+        return self._bodies(rows, codec.decode_limit, "limit {0.id} of {0.subject}")
+
+    def _bodies(self, rows: Iterable[Any], decode: Callable[[str], T], what: str) -> Iterator[T]:
+        return self._readable(rows, lambda row: decode(row.body), what)
+
+    def _readable(self, rows: Iterable[R], decode: Callable[[R], T], what: str) -> Iterator[T]:
+        """The rows that can be decoded; the others are recorded as `what` and skipped."""
         for row in rows:
             try:
                 yield decode(row)
             except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
-                self.damage.note(name(row), error)
-
-    def _accounts(self, rows: Iterable[Any]) -> Iterator[Account]:
-        return self._readable(
-            rows,
-            lambda row: codec.decode_account(row.body),
-            lambda row: f"the account of {as_text(row.user)}",
-        )
-
-    def _limits(self, rows: Iterable[Any]) -> Iterator[Limit]:
-        return self._readable(
-            rows,
-            lambda row: codec.decode_limit(row.body),
-            lambda row: f"limit {row.id} of {as_text(row.subject)}",
-        )
+                self.damage.note(what.format(row), error)
 
     def _live(self, row: Any) -> Job:
         return self._job(row, lambda row: expect_live(codec.decode_job(row.body), row.id))

@@ -15,6 +15,7 @@ from typing import Self
 from sqlalchemy import (
     Connection,
     Engine,
+    Table,
     bindparam,
     delete,
     func,
@@ -23,7 +24,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects.sqlite import Insert, dialect, insert
+from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
 from carmad.core.jobs.attempt import JobId
@@ -123,26 +124,16 @@ _VERSION_BYTES = 256  # disk space for the rows that record a change of a job
 SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
 
 
-def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
-    """SQL that takes many rows as they are: SQLAlchemy would process each of them."""
-    return str(statement.compile(dialect=dialect(paramstyle="named"), column_keys=list(columns)))
-
-
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
 # To set them is to rewrite their indexes.
 _FIXED = ("id", "user", "uid", "array", "environment", "script")
-_UPSERT_JOBS = _for_driver(
-    _INSERT_JOB.on_conflict_do_update(
-        index_elements=[JOBS.c.id],
-        set_={column.name: column for column in _NEW if column.name not in _FIXED}
-        | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + literal_column(str(_VERSION_BYTES))},
-    ),
-    JOBS.c.keys(),
+_UPSERT_JOBS = _INSERT_JOB.on_conflict_do_update(
+    index_elements=[JOBS.c.id],
+    set_={column.name: column for column in _NEW if column.name not in _FIXED}
+    | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + literal_column(str(_VERSION_BYTES))},
 )
-_INSERT_TRANSITIONS = _for_driver(
-    insert(TRANSITIONS), (column.name for column in TRANSITIONS.c if not column.primary_key)
-)
+_INSERT_TRANSITION = insert(TRANSITIONS)
 _SHIFT_TRANSITIONS = (
     update(TRANSITIONS)
     .where(TRANSITIONS.c.job.in_(GIVEN_IDS))
@@ -151,12 +142,14 @@ _SHIFT_TRANSITIONS = (
 _INSERT_NOTICE = insert(NOTICES)
 _DELETE_NOTICES = delete(NOTICES).where(NOTICES.c.id.in_(GIVEN_IDS))
 _INSERT_DECISION = insert(DECISIONS)
-_DELETE_DRAINS = delete(DRAINS)
-_INSERT_DRAIN = insert(DRAINS)
 _REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
 _INSERT_LIMIT = insert(LIMITS)
-_DELETE_RESERVATIONS = delete(RESERVATIONS)
-_INSERT_RESERVATION = insert(RESERVATIONS)
+
+
+def _replace_all(connection: Connection, table: Table, rows: list[codec.Row]) -> None:
+    connection.execute(delete(table))
+    if rows:
+        connection.execute(insert(table), rows)
 
 
 class SqlStore(Reader):
@@ -207,7 +200,7 @@ class SqlStore(Reader):
             if last:
                 states, divided, rest = _standing(connection, last)
                 written = [job_row(job) for job in (*last.values(), *rest)]
-                connection.exec_driver_sql(_UPSERT_JOBS, written)
+                connection.execute(_UPSERT_JOBS, written)
                 _share_past(connection, divided)
                 _take_ids(connection, last.values())
                 retention.keep_metrics(connection, step.events, last)
@@ -215,7 +208,7 @@ class SqlStore(Reader):
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
                 if moved := [row | when for row in moves(step, states)]:
-                    connection.exec_driver_sql(_INSERT_TRANSITIONS, moved)
+                    connection.execute(_INSERT_TRANSITION, moved)
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)
             self._keep(connection, step.accounts)
@@ -223,18 +216,13 @@ class SqlStore(Reader):
                 rows = [{"subject": e.subject, "body": codec.encode(e)} for e in step.limits]
                 connection.execute(_INSERT_LIMIT, rows)
             if step.drains is not None:
-                connection.execute(_DELETE_DRAINS)
-                if step.drains:
-                    connection.execute(_INSERT_DRAIN, [asdict(drain) for drain in step.drains])
+                _replace_all(connection, DRAINS, [asdict(drain) for drain in step.drains])
             if step.reservations is not None:
-                connection.execute(_DELETE_RESERVATIONS)
-                if step.reservations:
-                    kept = [{"id": e.id, "body": codec.encode(e)} for e in step.reservations]
-                    connection.execute(_INSERT_RESERVATION, kept)
+                kept = [{"id": e.id, "body": codec.encode(e)} for e in step.reservations]
+                _replace_all(connection, RESERVATIONS, kept)
             pairs = [{"id": id, "environment": its} for id, its in self._loose.items()]
             unused = [one["id"] for one in pairs if not connection.scalar(_NEEDS, one)]
         if unused:
-            self._last_read = None
             self._secrets.forget(unused)
         self._loose.clear()
 
@@ -335,7 +323,7 @@ class SqlStore(Reader):
     def _shift(self, connection: Connection, by_s: float) -> None:
         live = self._decode(connection.execute(LIVE_JOBS).all())
         if rows := [job_row(job.shift(by_s)) for job in live]:
-            connection.exec_driver_sql(_UPSERT_JOBS, rows)
+            connection.execute(_UPSERT_JOBS, rows)
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )

@@ -33,21 +33,7 @@ class Kind(StrEnum):
     EXTERNAL = "external"
 
 
-_OF_GPUS = {
-    Happened.WARNED: Kind.WARNED,
-    Happened.DRAINED: Kind.DRAINED,
-    Happened.RESUMED: Kind.RESUMED,
-    Happened.GPU_LOST: Kind.GPU_LOST,
-    Happened.GPU_BACK: Kind.GPU_BACK,
-    Happened.EXTERNAL: Kind.EXTERNAL,
-}
-_ENDS = {
-    JobState.SUCCEEDED: Kind.SUCCEEDED,
-    JobState.FAILED: Kind.FAILED,
-    JobState.CANCELLED: Kind.CANCELLED,
-    JobState.TIMED_OUT: Kind.TIMED_OUT,
-    JobState.OUT_OF_MEMORY: Kind.OOM,
-}
+_KINDS = frozenset(Kind)
 
 
 class Mark(NamedTuple):
@@ -59,31 +45,30 @@ class Mark(NamedTuple):
 
 def marks(happening: Happening) -> Iterator[tuple[GpuId, Mark]]:
     """On the GPUs that it concerns."""
-    at, job = happening.at, happening.job
-    if job is None:
-        if happening.gpu is not None and (kind := _OF_GPUS.get(happening.kind)):
-            yield happening.gpu, Mark(at, kind, None, happening.detail)
+    at, job, kind = happening.at, happening.job, _kind(happening)
+    if kind not in _KINDS:
         return
-    its = _kind(happening)
-    if its is not None and job.attempts:
+    if job is None:
+        if happening.gpu is not None:
+            yield happening.gpu, Mark(at, kind, None, happening.detail)
+    elif job.attempts:
         for gpu in job.gpus or (job.attempts[-1].gpus if not job.ended else ()):
-            yield gpu, Mark(at, its, job.id)
+            yield gpu, Mark(at, kind, job.id)
 
 
-def _kind(happening: Happening) -> Kind | None:
-    """Of what happened to a job, if that is shown."""
+def _kind(happening: Happening) -> str:
+    """A `Kind`, if it is shown."""
     job, cause = happening.job, happening.cause
-    assert job is not None
     match happening.kind:
-        case Happened.STARTED:
-            return Kind.STARTED
-        case Happened.RUNNING:
-            return Kind.RUNNING
-        case Happened.ENDED:
-            return _ENDS[job.state]
-        case Happened.RETRIED:
-            return Kind.OOM if cause is Cause.GPU_OOM else Kind.RETRIED
-        case Happened.REQUEUED if cause is not None:  # else it had ended before
-            return Kind.PREEMPTED if cause is Cause.PREEMPTED else Kind.REQUEUED
-        case _:
-            return None
+        case Happened.ENDED if job:
+            return Kind.OOM if job.state is JobState.OUT_OF_MEMORY else job.state
+        case Happened.RETRIED if cause is Cause.GPU_OOM:
+            return Kind.OOM
+        case Happened.REQUEUED if cause is Cause.PREEMPTED:
+            return Kind.PREEMPTED
+        case Happened.REQUEUED if cause is None:  # it had ended before
+            return ""
+        case Happened.RESUMED if job:
+            return ""
+        case kind:
+            return kind

@@ -66,7 +66,7 @@ def check_settings(file: Path | None) -> str:
     path = file or Path(paths.config_path())
     there = file or os.environ.get("CARMA_CONFIG") or path.exists()
     settings = load(path if there else None, os.environ)
-    for plugin in (registry.policy, registry.predictor, registry.recovery):
+    for plugin in (registry.bare_policy, registry.bare_predictor, registry.bare_recovery):
         plugin(settings)
     registry.estimator(settings.estimator, settings, Experience(settings).server())
     return f"{path} is fine" if there else "no file: the defaults"

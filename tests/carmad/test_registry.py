@@ -23,8 +23,10 @@ from carmad.core.jobs.spec import JobSpec
 from carmad.core.placing.decision import Placement, Reason
 from carmad.core.placing.view import View
 from carmad.core.ports import Estimator, Measures
+from carmad.daemon import parts
 from carmad.edge import Checked, SubmissionCheck
 from carmad.errors import CarmaError
+from carmad.estimates.experience import Experience
 from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedRecovery
 from policies import builtin
 from tests.waiting import PATIENCE_S
@@ -112,12 +114,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def test_found_by_name(installed: None) -> None:
-    assert registry.policy(Settings(policy="carma_test_good")).name == "magm"
+    assert registry.bare_policy(Settings(policy="carma_test_good")).name == "magm"
 
 
 def test_an_unknown_name_lists_the_known_ones(installed: None) -> None:
     with pytest.raises(CarmaError, match="'nonesuch' among the installed policies") as raised:
-        registry.policy(Settings(policy="nonesuch"))
+        registry.bare_policy(Settings(policy="nonesuch"))
     for name in registry.names("policies"):
         assert name in raised.value.hint
     assert "carma_test_good" in raised.value.hint
@@ -125,7 +127,7 @@ def test_an_unknown_name_lists_the_known_ones(installed: None) -> None:
 
 def test_unknown_recoveries_and_estimators() -> None:
     with pytest.raises(CarmaError, match="installed recoveries"):
-        registry.recovery(Settings(recovery=Recovery(name="nonesuch")))
+        registry.bare_recovery(Settings(recovery=Recovery(name="nonesuch")))
     with pytest.raises(CarmaError, match="installed estimators"):
         registry.estimator("nonesuch", Settings(), a_server())
 
@@ -141,7 +143,7 @@ def test_unknown_recoveries_and_estimators() -> None:
 )
 def test_a_plugin_that_cannot_be_loaded(installed: None, name: str, says: str) -> None:
     with pytest.raises(CarmaError, match=f"'{name}' of policies cannot be loaded.*{says}"):
-        registry.policy(Settings(policy=name))
+        registry.bare_policy(Settings(policy=name))
 
 
 def test_what_earlier_runs_used_is_asked_of_our_own_estimator_first(installed: None) -> None:
@@ -405,10 +407,13 @@ def test_an_estimator_that_leaves_or_times_out_itself() -> None:
         GuardedEstimator(Scripted(late), 20).estimate(a_spec())  # type: ignore[arg-type]
 
 
-def test_what_comes_by_name_is_guarded(installed: None) -> None:
+def test_what_the_daemon_asks_is_guarded(installed: None) -> None:
     """The core's thread calls policies and recoveries, and must not be blocked."""
-    assert isinstance(registry.policy(Settings()), GuardedPolicy)
-    assert isinstance(registry.recovery(Settings()), GuardedRecovery)
+    scheduler, _ = parts._core(Settings(policy_fallback="rr"), Experience(Settings()))
+    deciding = scheduler.state.deciding
+    assert isinstance(deciding.policy, GuardedPolicy)
+    assert isinstance(deciding.fallback, GuardedPolicy) and deciding.fallback.name == "rr"
+    assert isinstance(scheduler.state.recovery, GuardedRecovery)
     assert isinstance(registry.estimator("declared", Settings(), a_server()), GuardedEstimator)
     with pytest.raises(CarmaError, match="'carma_test_nameless' of policies has no name"):
-        registry.policy(Settings(policy="carma_test_nameless"))
+        registry.bare_policy(Settings(policy="carma_test_nameless"))

@@ -24,7 +24,7 @@ from carma_testing import check_policy
 
 settings = Settings(policy="least_jobs")
 assert "least_jobs" in registry.names("policies")
-policy = registry.policy(settings)
+policy = registry.bare_policy(settings)
 assert policy.name == "least_jobs"
 check_policy(policy, settings)
 """

@@ -133,8 +133,8 @@ OWN_AND_THEIRS = """
 from carmad import registry
 from carmad.config import Settings
 
-assert registry.policy(Settings()).name == "magm"
-assert registry.recovery(Settings()).name == "exclusive"
+assert registry.bare_policy(Settings()).name == "magm"
+assert registry.bare_recovery(Settings()).name == "exclusive"
 assert registry.bare_policy(Settings(policy="theirs")).name == "theirs"
 
 from carma_testing.training import assert_fits, trace

@@ -299,7 +299,7 @@ def test_a_daemon_reports_what_its_store_has_page_by_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "PAGE", 3)
-    monkeypatch.setattr(queries, "_THEN", queries._THEN.limit(3))
+    monkeypatch.setattr(queries, "SUMMARIES", queries.SUMMARIES.limit(3))
     with running(tmp_path, gpus=2) as daemon:
         now = time.time()
         gpu = daemon.gpus[0].id

@@ -39,16 +39,6 @@ def test_notify_without_a_listener(monkeypatch: pytest.MonkeyPatch, name: str) -
     assert not service.notify("READY=1")
 
 
-def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
-    assert service.watchdog_interval_s() is None
-    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
-    assert service.watchdog_interval_s() == 15.0
-    monkeypatch.setenv("WATCHDOG_PID", "1")
-    assert service.watchdog_interval_s() is None
-
-
 def test_listen_fds() -> None:
     """In a separate process: the fds and its pid must be real."""
     child = (

@@ -38,7 +38,7 @@ class Asked:
         self.told: list[tuple[JobId, Answer]] = []
         self.go_on, self.go_on_patiently = threading.Event(), threading.Event()
         self.go_on_patiently.set()
-        self.estimates = Estimates(self.ask, lambda *told: self.told.append(told))
+        self.estimates = Estimates(self.ask, lambda job, answer: self.told.append((job.id, answer)))
 
     def ask(self, spec: JobSpec, patiently: bool, abandoned: threading.Event) -> Answer:
         self.abandoned[spec.argv[-1]] = abandoned
@@ -329,7 +329,7 @@ def test_one_that_says_itself_what_it_needs_does_not_wait_for_others(asked: Aske
         lambda spec, *rest: (
             Estimate(spec.memory_mib, "declared") if spec.memory_mib else asked.ask(spec, *rest)
         ),
-        lambda job, answer: declared.append(job),
+        lambda job, answer: declared.append(job.id),
     )
     for id in range(1, 10):
         estimates.put(a_job(id, state=JobState.PENDING, spec=a_spec(argv=(f"{id}",))))
