@@ -153,7 +153,7 @@ class Daemon:
             for gpu in map(GpuId, self._ids):
                 with contextlib.suppress(CarmaError):
                     if mps.stop(gpu):
-                        shutil.rmtree(mps.pipe(gpu).parent, ignore_errors=True)
+                        shutil.rmtree(mps.daemon(gpu).pipe.parent, ignore_errors=True)
 
     def _show_log(self) -> None:
         with contextlib.suppress(OSError):

@@ -222,12 +222,13 @@ def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut
         yield _mps_users(settings)
     for name, gpus in _mps_servers(settings, scene.view.gpus):
         used = [each.id for each in gpus if any(job.mode is Mode.MPS for job in each.residents)]
-        gpu = used[0] if used else gpus[0].id
-        if used and not any(map(mps.healthy, used)):  # they may still have several
-            yield verdict(name, False, "its control daemon does not answer", f"See {mps.log(gpu)}")
-        elif mps.server_state(gpu) is ServerState.FAULT:
+        daemons = [mps.daemon(each) for each in used or [gpus[0].id]]  # they may still be several
+        log = daemons[0].log
+        if used and not any(each.healthy() for each in daemons):
+            yield verdict(name, False, "its control daemon does not answer", f"See {log}")
+        elif daemons[0].state() is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until the affected ones have ended"
-            yield verdict(name, False, detail, f"See {mps.log(gpu)}/server.log")
+            yield verdict(name, False, detail, f"See {log}/server.log")
 
 
 def _mail(settings: Settings) -> Iterator[CheckOut]:

@@ -286,12 +286,12 @@ class MpsWatch:
         for job in self._inbox.ask(_running_under_mps).result():
             beats.at(f"the MPS server of job {job.id}", MPS_LATE_S)
             gpu = job.gpus[0]  # all its GPUs have the same server
-            if not self._mps.healthy(gpu):
+            if not self._mps.daemon(gpu).healthy():
                 self._notice(job, "its MPS daemon does not answer")
                 continue
             if self._runs_outside(job):
                 outside.add((job.id, job.attempt))
-            if (state := self._mps.server_state(gpu)) is ServerState.FAULT:
+            if (state := self._mps.daemon(gpu).state()) is ServerState.FAULT:
                 self._notice(job, f"its MPS server is in state {state}: one of its clients crashed")
         self._outside = outside
 
@@ -299,7 +299,7 @@ class MpsWatch:
         """Whether its processes use the GPU, but none of them is a client. Reported the second
         time, since a process that has just started may be about to connect."""
         attempt = (job.id, job.attempt)
-        clients = self._mps.clients(job.gpus[0])
+        clients = self._mps.daemon(job.gpus[0]).clients()
         running = self._evidence.running(attempt)  # last: an ended process is not a client
         if not running or running & clients:
             return False

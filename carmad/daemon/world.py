@@ -416,7 +416,8 @@ class DaemonWorld(Follower):
         `process`: its owner's own, that gets it. One in a container may have only some GPUs."""
         pipe = logs = None
         if job.mode is Mode.MPS and self._mps and under_mps:
-            pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
+            daemon = self._mps.daemon(job.gpus[0])
+            pipe, logs = daemon.pipe, daemon.log
         gpus = self._gpus
         sees_all = process is None or pid_in_container(process.pid) is None
         env = job_environment(
@@ -529,10 +530,10 @@ class DaemonWorld(Follower):
 
     def _leave_mps(self, job: Job, mps: Mps) -> None:
         gpu = job.gpus[0]  # all its GPUs have the same server
-        for pid in mps.clients(gpu):
+        for pid in mps.daemon(gpu).clients():
             # Not of a later attempt: a preempted job may be running again by now.
             if self._evidence.attempt_of(pid) == (job.id, job.attempt):
-                mps.terminate(gpu, pid)
+                mps.daemon(gpu).terminate(pid)
 
     def _report_exit(self, job: Job, facts: ExitFacts) -> None:
         if facts.memory_held:

@@ -14,9 +14,6 @@ the SM and DRAM demands of all jobs that run kernels, and s a job's own part of 
 which is the simulator's law (`carma_simulator.interference.Conserving`): together, jobs do no more
 than the GPU can, and where it has room, they lose what pairs on real GPUs were measured to lose.
 
-Fragmentation. While several processes are resident, a fixed share of the free memory cannot be
-allocated, although it is reported as free. The share is set when the card is made; 0 turns it off.
-
 Suspension. The driver (`emulated_driver`) locks an entry: its process waits in its next call. A
 checkpointed entry keeps how much its process held, but takes nothing of the card, and readings are
 without it. If it is restored on another card, the old entry says where, and the process follows.
@@ -52,9 +49,9 @@ WAIT_S = 0.01  # between two looks of a suspended process
 
 # The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words, then as many
 # limits of LIMIT words.
-MAGIC = int.from_bytes(b"CARMA\0\0\2", "little")  # the last byte is the layout's version
-_MAGIC, _INDEX, _TOTAL, _LOST, _FRAGMENTATION, _IDLE_W, _BUSY_W = range(7)
-_ENERGY_MJ, _ENERGY_AT, _REAPED_AT, _ISLAND = range(7, 11)
+MAGIC = int.from_bytes(b"CARMA\0\0\3", "little")  # the last byte is the layout's version
+_MAGIC, _INDEX, _TOTAL, _LOST, _IDLE_W, _BUSY_W = range(6)
+_ENERGY_MJ, _ENERGY_AT, _REAPED_AT, _ISLAND = range(6, 10)
 NAME_AT, NAME_LENGTH = 128, 64  # bytes
 HEADER = (NAME_AT + NAME_LENGTH) // 8
 SLOT, SLOTS = 9, 64
@@ -133,7 +130,6 @@ def create(
     memory_mib: int,
     idle_w: float,
     busy_w: float,
-    fragmentation: float = 0.0,
     island: int = 0,
 ) -> None:
     """Create the card at `path` atomically. Raises FileExistsError."""
@@ -141,7 +137,7 @@ def create(
     ints, floats = memoryview(words).cast("q"), memoryview(words).cast("d")
     ints[_MAGIC], ints[_INDEX], ints[_TOTAL] = MAGIC, index, memory_mib
     ints[_ISLAND] = island
-    floats[_FRAGMENTATION], floats[_IDLE_W], floats[_BUSY_W] = fragmentation, idle_w, busy_w
+    floats[_IDLE_W], floats[_BUSY_W] = idle_w, busy_w
     floats[_ENERGY_AT] = monotonic()
     encoded = name.encode()[:NAME_LENGTH]
     words[NAME_AT : NAME_AT + len(encoded)] = encoded
@@ -218,9 +214,9 @@ class Card:
             self._reap(monotonic())
             self._refuse_if_lost()
             group, tenants = ints[self._slot + _GROUP], self._tenants()
-            free, lost = self._free(group, tenants), self._floats[_FRAGMENTATION]
+            free = self._free(group, tenants)
             left, total = self._room(group, tenants)
-            if mib > min(left, free * (1 - (lost if len(tenants) > 1 else 0.0))):
+            if mib > min(left, free):
                 others = tuple((t.pid, t.memory_mib) for t in tenants if t.pid != _own_pid())
                 own = ints[self._slot + _MEMORY]
                 raise OutOfMemory(mib, min(free, left), total, own, others)
@@ -346,9 +342,8 @@ class Card:
         """For one more process of this group with that much."""
         self._reap(monotonic())
         tenants = self._tenants()
-        lost = self._floats[_FRAGMENTATION] if tenants else 0.0
         left, _ = self._room(group, tenants)
-        return mib <= min(left, self._free(group, tenants) * (1 - lost))
+        return mib <= min(left, self._free(group, tenants))
 
     def group(self, slot: int) -> int:
         return self._ints[slot + _GROUP]

@@ -47,8 +47,8 @@ class MpsDaemon:
     def __init__(self, home: Path, flags: tuple[str, ...], *, systemd: bool, control: str) -> None:
         self.name = f"carma-mps-{home.name}"
         self._home = home
-        self.pipe = home / "pipe"
-        self.log = home / "log"
+        self.pipe = home / "pipe"  # CUDA_MPS_PIPE_DIRECTORY of the daemon and of its clients
+        self.log = home / "log"  # CUDA_MPS_LOG_DIRECTORY: control.log and server.log
         self._socket = self.pipe / "control"
         self._flags = flags
         self._systemd = systemd
@@ -97,7 +97,7 @@ class MpsDaemon:
 
     def quit(self) -> bool:
         """Stop the daemon and its idle server. False if it has clients, or does not stop."""
-        if any(self.clients().values()):
+        if any(self._clients().values()):
             return False
         self._ask("quit")
         ours = self._child is not None
@@ -192,12 +192,19 @@ class MpsDaemon:
         return re.search(r"^\s*\d", answer, re.MULTILINE) is not None
 
     def healthy(self) -> bool:
+        """Whether it answers."""
         try:
             return self.answers()
         except CarmaError:
             return False
 
-    def clients(self) -> dict[int, frozenset[int]]:
+    def clients(self) -> frozenset[int]:
+        """The pids of all clients, as far as it reports them."""
+        with contextlib.suppress(CarmaError):
+            return frozenset().union(*self._clients().values())
+        return frozenset()
+
+    def _clients(self) -> dict[int, frozenset[int]]:
         """Pids by server: there are two while one user's server is replaced by the next's. Raises
         CarmaError."""
         return {
@@ -206,10 +213,14 @@ class MpsDaemon:
         }
 
     def terminate(self, pid: int) -> bool:
-        """Whether a server has disconnected this client. Raises CarmaError."""
-        for server, clients in self.clients().items():
-            if pid in clients:
-                return _numbers(self._ask(f"terminate_client {server} {pid}")) == [0]
+        """Disconnect one client from its server, so that a SIGKILL cannot harm the others.
+
+        False if it is not a client (any more), or the server failed to disconnect it.
+        """
+        with contextlib.suppress(CarmaError):
+            for server, clients in self._clients().items():
+                if pid in clients:
+                    return _numbers(self._ask(f"terminate_client {server} {pid}")) == [0]
         return False
 
     def state(self) -> ServerState | None:
@@ -333,13 +344,12 @@ class Mps:
         self._lock = threading.Lock()  # one start at a time
         self._daemons: dict[str, MpsDaemon] = {}
 
-    def pipe(self, gpu: GpuId) -> Path:
-        """CUDA_MPS_PIPE_DIRECTORY of the daemon and of its clients."""
-        return self._serving(gpu).pipe
-
-    def log(self, gpu: GpuId) -> Path:
-        """CUDA_MPS_LOG_DIRECTORY: control.log and server.log."""
-        return self._serving(gpu).log
+    def daemon(self, gpu: GpuId) -> MpsDaemon:
+        """The one that serves this GPU; after a change of scope, the old one, until its clients
+        have left."""
+        wanted = self._choose(gpu)
+        other = self._named(_file_name(gpu) if self._node else NODE)
+        return other if other.pipe.exists() and not wanted.pipe.exists() else wanted
 
     def start(self, *gpus: GpuId) -> None:
         """Make sure that a client can use these GPUs. Raises CarmaError if it cannot.
@@ -369,55 +379,26 @@ class Mps:
     def stop(self, gpu: GpuId) -> bool:
         """Stop the daemon, if it runs, once its last clients have left. False if they stay, or the
         daemon does."""
-        daemon = self._serving(gpu)
+        daemon = self.daemon(gpu)
         with self._lock:
             if not daemon.answers():
                 return True
-            return daemon.wait(lambda: not self.clients(gpu)) and daemon.quit()
-
-    def healthy(self, gpu: GpuId) -> bool:
-        """Whether the daemon answers."""
-        return self._serving(gpu).healthy()
-
-    def clients(self, gpu: GpuId) -> frozenset[int]:
-        """The pids of all clients of the GPU's daemon, as far as it reports them."""
-        with contextlib.suppress(CarmaError):
-            return frozenset().union(*self._serving(gpu).clients().values())
-        return frozenset()
-
-    def terminate(self, gpu: GpuId, pid: int) -> bool:
-        """Disconnect one client from its server, so that a SIGKILL cannot harm the others.
-
-        False if it is not a client (any more), or the server failed to disconnect it.
-        """
-        with contextlib.suppress(CarmaError):
-            return self._serving(gpu).terminate(pid)
-        return False
-
-    def server_state(self, gpu: GpuId) -> ServerState | None:
-        """The worst state among the daemon's servers. None if it has none, or does not answer."""
-        return self._serving(gpu).state()
+            return daemon.wait(lambda: not daemon.clients()) and daemon.quit()
 
     # -- which daemon -----------------------------------------------------------------------------
 
     def _choose(self, gpu: GpuId) -> MpsDaemon:
-        return self._daemon(NODE if self._node else _file_name(gpu))
-
-    def _serving(self, gpu: GpuId) -> MpsDaemon:
-        """After a change of scope, the old daemon, until its clients have left."""
-        wanted = self._choose(gpu)
-        other = self._daemon(_file_name(gpu) if self._node else NODE)
-        return other if other.pipe.exists() and not wanted.pipe.exists() else wanted
+        return self._named(NODE if self._node else _file_name(gpu))
 
     def _of_the_other_scope(self, wanted: MpsDaemon) -> Iterator[MpsDaemon]:
         """The daemons of the other scope for these GPUs: no GPU may have two servers."""
-        node = self._daemon(NODE)
+        node = self._named(NODE)
         if wanted is not node:
             yield node
             return
         for home in self._directory.glob("*/pipe"):
             if home.parent.name != NODE:
-                yield self._daemon(home.parent.name)
+                yield self._named(home.parent.name)
 
     def _clients_of(self, gpus: Sequence[GpuId]) -> tuple[GpuId, ...]:
         if self._node is None:
@@ -430,7 +411,7 @@ class Mps:
             )
         return tuple(dict.fromkeys((*known, *gpus)))
 
-    def _daemon(self, name: str) -> MpsDaemon:
+    def _named(self, name: str) -> MpsDaemon:
         if name not in self._daemons:
             self._daemons[name] = MpsDaemon(
                 self._directory / name, self._flags, systemd=self._systemd, control=self._control

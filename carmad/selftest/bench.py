@@ -200,7 +200,7 @@ class Bench:
         """As a job's: so the GPU, the pipes and the limit are named."""
         gpu = gpu or self.gpu.id
         kept = {name: its for name, its in os.environ.items() if not name.startswith("CUDA_")}
-        pipe, log = (mps.pipe(gpu), mps.log(gpu)) if mps else (None, None)
+        pipe, log = (mps.daemon(gpu).pipe, mps.daemon(gpu).log) if mps else (None, None)
         return {
             **kept,
             "CUDA_VISIBLE_DEVICES": gpu,
@@ -225,7 +225,7 @@ class Bench:
             mps.start(gpu)
         except CarmaError as error:
             # Its files are gone when the self-test ends.
-            logs = sorted(mps.log(gpu).glob("*.log"))
+            logs = sorted(mps.daemon(gpu).log.glob("*.log"))
             words = [log.read_text(errors="replace").strip().rpartition("\n")[2] for log in logs]
             said = "; ".join(filter(None, words))
             raise CarmaError(error.message, said or error.hint) from error

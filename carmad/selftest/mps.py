@@ -33,7 +33,7 @@ def daemon(bench: Bench) -> Seen:
     except ProbeFailed as error:
         return judge(False, f"a client cannot start: {error}", WITHOUT)
     probe.ask("spin", s=bench.busy_s / 4)
-    clients = mps.clients(bench.gpu.id)
+    clients = mps.daemon(bench.gpu.id).clients()
     detail = f"its clients are {sorted(clients)}; the probe is {probe.pid}"
     if not clients:
         return judge(False, "the process runs without MPS, and nothing says so", WITHOUT)
@@ -51,7 +51,8 @@ def daemons(bench: Bench) -> Seen:
     here, there = bench.probe(mps), bench.probe(mps, gpu=other)
     for probe in (here, there):
         probe.ask("spin", s=bench.busy_s / 4)
-    served = mps.clients(bench.gpu.id) == {here.pid} and mps.clients(other) == {there.pid}
+    pairs = ((bench.gpu.id, here), (other, there))
+    served = all(mps.daemon(gpu).clients() == {probe.pid} for gpu, probe in pairs)
     detail = (
         f"the daemons of two GPUs {'each serve' if served else 'do not serve'} their own client"
     )
@@ -68,7 +69,7 @@ def node(bench: Bench) -> Seen:
         return judge(False, f"{error.message}; {error.hint}", PER_GPU)
     faulty, neighbour = bench.probe(mps), bench.probe(mps)
     elsewhere = bench.probe(mps, gpu=other)
-    served = mps.clients(other)
+    served = mps.daemon(other).clients()
     if served != {faulty.pid, neighbour.pid, elsewhere.pid}:
         detail = f"of three clients on two GPUs, one daemon serves {len(served)}"
         return judge(False, detail, PER_GPU, clients=len(served))
@@ -107,7 +108,7 @@ def multiuser(bench: Bench) -> Seen:
         said = f"{error.message}; {error.hint}"
         return judge(False, said, {"collocation.mps_multiuser": False})
     one, other = bench.probe(mps), bench.probe(mps, uid=NOBODY)
-    clients = mps.clients(bench.gpu.id)
+    clients = mps.daemon(bench.gpu.id).clients()
     return judge(
         {one.pid, other.pid} <= clients,
         f"clients of two users: {len(clients)} served",
@@ -124,7 +125,7 @@ def fault(bench: Bench) -> Seen:
     time.sleep(bench.busy_s / 4)
     own = _error(faulty, "fault")
     theirs = _answer(neighbour)
-    state = mps.server_state(bench.gpu.id)
+    state = mps.daemon(bench.gpu.id).state()
     others = _answer(outside)
     for probe in (faulty, neighbour):
         probe.end()
@@ -172,7 +173,7 @@ def terminate(bench: Bench) -> Seen:
     cancelled.begin("spin", s=4 * bench.busy_s)
     neighbour.begin("spin", s=bench.busy_s)
     time.sleep(bench.busy_s / 4)
-    disconnected = mps.terminate(bench.gpu.id, cancelled.pid)
+    disconnected = mps.daemon(bench.gpu.id).terminate(cancelled.pid)
     cancelled.kill()
     harm = _answer(neighbour) or _error(neighbour, "spin", s=bench.busy_s / 4)
     detail = (

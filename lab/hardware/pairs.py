@@ -153,7 +153,7 @@ def _measure(setting: Setting, todo: Sequence[Case], visit: Visit, watch: Watch,
         except CarmaError as error:
             visit.keep(f"{setting.name}: not measured", {"failed": error.message})
             return
-        env = pool.on(watch.gpu.id, str(mps.pipe(watch.gpu.id)), setting.percentage)
+        env = pool.on(watch.gpu.id, str(mps.daemon(watch.gpu.id).pipe), setting.percentage)
     with Pool(names, env, visit.rehearse) as held:
         for case in visit.todo(todo, lambda case: case.key, partial(lasts_s, seconds)):
             visit.keep(case.key, _together(case, seconds, held, watch))
@@ -216,7 +216,7 @@ def _stop(mps: Mps, gpu: GpuId) -> None:
     if not said:
         return
     print(f"pairs: the MPS daemon is killed: {said}", file=sys.stderr, flush=True)
-    pipe = str(mps.pipe(gpu))
+    pipe = str(mps.daemon(gpu).pipe)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if own_environment(process.pid).get("CUDA_MPS_PIPE_DIRECTORY") == pipe:

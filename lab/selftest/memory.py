@@ -188,7 +188,7 @@ def mps_lists(bench: Bench) -> Seen:
     for probe, mib in wanted.items():
         probe.ask("allocate", mib=mib)
     pids = {one.pid, other.pid}
-    if not pids <= mps.clients(bench.gpu.id):
+    if not pids <= mps.daemon(bench.gpu.id).clients():
         return unknown("the probes are not clients of the MPS daemon")
     sample = bench.sample()
     uses = [use for use in sample.processes if use.pid in pids]

@@ -35,7 +35,7 @@ def two_users(bench: Bench) -> Seen:
         return judge(True, "it waits, and is served when the first user's client has ended")
     except ProbeFailed as error:
         return judge(False, f"it does not wait, but fails: {error}", error=str(error))
-    if second.pid in mps.clients(bench.gpu.id):
+    if second.pid in mps.daemon(bench.gpu.id).clients():
         return judge(False, "it is served at once, beside the first user's")
     return judge(False, "it runs at once, without MPS")
 

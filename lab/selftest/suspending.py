@@ -144,7 +144,7 @@ def mps_client(bench: Bench) -> Seen:
         return unknown(why)
     mps = bench.serve()
     client, caller = bench.probe(mps), Caller(bench)
-    if client.pid not in mps.clients(bench.gpu.id):
+    if client.pid not in mps.daemon(bench.gpu.id).clients():
         return unknown("the probe is not a client of the MPS daemon")
     code, _ = _lock(caller, client)
     if not code:

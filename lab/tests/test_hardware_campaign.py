@@ -477,7 +477,7 @@ def test_an_mps_daemon_that_stays_is_killed_and_the_stages_error_is_kept(
     monkeypatch.setattr(pairs.Mps, "stop", stop)
     gpu = GpuId("GPU-rehearsal")
     with pytest.raises(ZeroDivisionError), pairs._mps(visit(tmp_path), gpu) as mps:
-        env = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(mps.pipe(gpu))}
+        env = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(mps.daemon(gpu).pipe)}
         child = subprocess.Popen(["sleep", "60"], env=env)
         while not psutil.Process(child.pid).environ().get("CUDA_MPS_PIPE_DIRECTORY"):
             pass  # not yet executed

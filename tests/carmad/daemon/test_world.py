@@ -116,23 +116,15 @@ class Mps:
         if self.broken:
             raise CarmaError("nvidia-cuda-mps-control is not installed")
 
-    def pipe(self, gpu):
-        return Path("/run/carma/mps/pipe")
-
-    def log(self, gpu):
-        return Path("/run/carma/mps/log")
-
-    def healthy(self, gpu):
-        return not self.broken
-
-    def clients(self, gpu):
-        return self.pids
-
-    def terminate(self, gpu, pid):
-        self.left.append(pid)
-
-    def server_state(self, gpu):
-        return self.state
+    def daemon(self, gpu):
+        return SimpleNamespace(
+            pipe=Path("/run/carma/mps/pipe"),
+            log=Path("/run/carma/mps/log"),
+            healthy=lambda: not self.broken,
+            clients=lambda: self.pids,
+            terminate=self.left.append,
+            state=lambda: self.state,
+        )
 
 
 def declared(spec, patiently, abandoned):
@@ -695,8 +687,7 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     scene = SimpleNamespace(
         view=SimpleNamespace(gpus=[a_gpu_view(0, residents=(resident,)), a_gpu_view(1)])
     )
-    mps = Mps()
-    mps.healthy = lambda gpu: False
+    mps = Mps(broken=True)
     settings = Settings(collocation=Collocation(mps=True))
     found = {check["name"]: check["ok"] for check in doctor._mps(settings, scene, mps)}
     assert found["mps on gpu 0"] is False
@@ -711,8 +702,8 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
 
 def test_after_a_change_of_scope_the_doctor_asks_the_daemon_that_has_the_job():
     """A job on GPU 1 runs under that GPU's own daemon, and the node has none yet."""
-    mps = Mps()
-    mps.healthy = lambda gpu: gpu == "GPU-00000001"
+    works, not_yet = Mps().daemon(GPU), Mps(broken=True).daemon(GPU)
+    mps = SimpleNamespace(daemon=lambda gpu: works if gpu == "GPU-00000001" else not_yet)
     job = changed(running(Mode.MPS), gpus=(GpuId("GPU-00000001"),))
     views = tuple(a_gpu_view(n, residents=(job,) * n) for n in range(2))
     scene = SimpleNamespace(view=SimpleNamespace(gpus=views))

@@ -17,7 +17,6 @@ import pytest
 
 from carmad.core.gpus.gpu import GpuSample
 from carmad.errors import CarmaError
-from carmad.gpu import card as card_module
 from carmad.gpu.card import SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
 from carmad.gpu.kinds import KINDS
@@ -179,23 +178,6 @@ def test_a_reused_pid_is_not_the_old_process(
         card.attach()
         card.allocate(1000)
     assert source.sample(0.0)[0].processes == ()
-
-
-def test_fragmentation_leaves_free_memory_that_cannot_be_had(tmp_path: Path) -> None:
-    path = str(tmp_path / f"GPU-0{SUFFIX}")
-    card_module.create(
-        path, index=0, name="V100", memory_mib=16_384, idle_w=40, busy_w=300, fragmentation=0.25
-    )
-    first, second = Card(path), Card(path)
-    first.attach()
-    first.allocate(12_384)  # alone: all of it is to be had
-    second.attach()
-    with pytest.raises(OutOfMemory) as caught:
-        second.allocate(3_500)
-    assert caught.value.free_mib == 4_000 > caught.value.tried_mib
-    second.allocate(3_000)
-    first.close()
-    second.close()
 
 
 # Speed, activity, energy.

@@ -113,20 +113,20 @@ def mode(path: Path) -> int:
 def test_each_gpu_has_a_daemon_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     mps = bench.mps()
-    assert not mps.healthy(GPU)
+    assert not mps.daemon(GPU).healthy()
     mps.start(GPU)
-    assert mps.healthy(GPU)
-    assert not mps.healthy(OTHER)
+    assert mps.daemon(GPU).healthy()
+    assert not mps.daemon(OTHER).healthy()
     mps.start(OTHER)
     one, two = bench.starts
     env = dict(one["env"])
     assert env.pop("CUDA_VISIBLE_DEVICES") == GPU
-    assert env.pop("CUDA_MPS_PIPE_DIRECTORY") == str(mps.pipe(GPU))
-    assert env.pop("CUDA_MPS_LOG_DIRECTORY") == str(mps.log(GPU))
+    assert env.pop("CUDA_MPS_PIPE_DIRECTORY") == str(mps.daemon(GPU).pipe)
+    assert env.pop("CUDA_MPS_LOG_DIRECTORY") == str(mps.daemon(GPU).log)
     assert env.keys() <= {"PATH", "LD_LIBRARY_PATH", "LC_CTYPE", "PWD"}, "nothing of carmad's"
     assert one["flags"] == ["-f"]
     assert two["env"]["CUDA_VISIBLE_DEVICES"] == OTHER
-    assert mps.pipe(OTHER) != mps.pipe(GPU)
+    assert mps.daemon(OTHER).pipe != mps.daemon(GPU).pipe
 
 
 def test_one_daemon_serves_the_whole_node(bench: Bench) -> None:
@@ -134,13 +134,13 @@ def test_one_daemon_serves_the_whole_node(bench: Bench) -> None:
     mps.start(OTHER)
     mps.start(GPU, OTHER)
     assert [start["env"]["CUDA_VISIBLE_DEVICES"] for start in bench.starts] == [f"{GPU},{OTHER}"]
-    assert mps.pipe(GPU) == mps.pipe(OTHER) == bench.root / "mps/node/pipe"
+    assert mps.daemon(GPU).pipe == mps.daemon(OTHER).pipe == bench.root / "mps/node/pipe"
     bench.serve("node", s100=("FAULT", [11]))
-    assert mps.clients(GPU) == mps.clients(OTHER) == {11}
-    assert mps.server_state(OTHER) is ServerState.FAULT
-    assert mps.terminate(OTHER, 11)
+    assert mps.daemon(GPU).clients() == mps.daemon(OTHER).clients() == {11}
+    assert mps.daemon(OTHER).state() is ServerState.FAULT
+    assert mps.daemon(OTHER).terminate(11)
     assert mps.stop(GPU)
-    assert not mps.healthy(OTHER)
+    assert not mps.daemon(OTHER).healthy()
 
 
 def test_a_gpu_that_came_later_is_served_once_nobody_needs_the_old_daemon(bench: Bench) -> None:
@@ -178,8 +178,8 @@ def test_a_changed_scope_waits_for_the_last_client(bench: Bench, before: str) ->
     bench.serve(home, s100=("ACTIVE", [11]))
     with pytest.raises(CarmaError, match="mps_scope, and is in use"):
         new.start(GPU)
-    assert new.healthy(GPU) and new.clients(GPU) == {11}
-    assert new.log(GPU) == old.log(GPU)
+    assert new.daemon(GPU).healthy() and new.daemon(GPU).clients() == {11}
+    assert new.daemon(GPU).log == old.daemon(GPU).log
     bench.serve(home)
     new.start(GPU)
     assert not (bench.root / "mps" / home / "pipe").exists()
@@ -191,13 +191,15 @@ def test_a_daemon_of_the_other_scope_that_has_died_is_in_nobody_s_way(bench: Ben
     old, new = bench.mps(), bench.mps(node=(GPU, OTHER))
     old.start(GPU)
     os.kill(bench.pid, signal.SIGKILL)
-    until(lambda: not old.healthy(GPU))
+    until(lambda: not old.daemon(GPU).healthy())
     new.start(GPU)
-    assert new.healthy(GPU)
+    assert new.daemon(GPU).healthy()
     bench.serve("node", s100=("ACTIVE", [11]))
     with pytest.raises(CarmaError, match="in use"):
         old.start(GPU)
-    assert old.healthy(GPU) and old.clients(GPU) == {11}, "no pipe of the dead one misleads"
+    assert old.daemon(GPU).healthy() and old.daemon(GPU).clients() == {11}, (
+        "no pipe of the dead one misleads"
+    )
 
 
 def test_every_user_reaches_the_pipe_and_none_can_take_it_away(bench: Bench) -> None:
@@ -207,8 +209,12 @@ def test_every_user_reaches_the_pipe_and_none_can_take_it_away(bench: Bench) -> 
         mps.start(GPU)
     finally:
         os.umask(before)
-    assert mode(mps.pipe(GPU)) == 0o1777
-    for directory in (mps.log(GPU), mps.pipe(GPU).parent, mps.pipe(GPU).parent.parent):
+    assert mode(mps.daemon(GPU).pipe) == 0o1777
+    for directory in (
+        mps.daemon(GPU).log,
+        mps.daemon(GPU).pipe.parent,
+        mps.daemon(GPU).pipe.parent.parent,
+    ):
         assert mode(directory) == 0o755
 
 
@@ -217,10 +223,10 @@ def test_a_daemon_that_is_stopped_leaves_nothing_behind(bench: Bench) -> None:
     assert mps.stop(GPU), "there was none"
     mps.start(GPU)
     assert mps.stop(GPU)
-    assert not mps.healthy(GPU)
+    assert not mps.daemon(GPU).healthy()
     until(lambda: not Path(f"/proc/{bench.pid}").exists())
     mps.start(GPU)
-    assert mps.healthy(GPU)
+    assert mps.daemon(GPU).healthy()
 
 
 def test_a_daemon_whose_clients_stay_is_not_stopped(
@@ -231,7 +237,7 @@ def test_a_daemon_whose_clients_stay_is_not_stopped(
     bench.serve(s100=("ACTIVE", [11]))
     monkeypatch.setattr(mps_daemon, "START_WITHIN_S", 0.1)
     assert not mps.stop(GPU)
-    assert mps.healthy(GPU)
+    assert mps.daemon(GPU).healthy()
 
 
 def test_starting_twice_starts_once(bench: Bench) -> None:
@@ -259,7 +265,7 @@ def test_it_outlives_carmad_and_is_adopted(bench: Bench) -> None:
         assert carmad.stdout.readline() == b"up\n"
         os.killpg(carmad.pid, signal.SIGKILL)
     mps = bench.mps()
-    assert mps.healthy(GPU)
+    assert mps.daemon(GPU).healthy()
     mps.start(GPU)
     assert len(bench.starts) == 1
 
@@ -268,10 +274,10 @@ def test_a_dead_daemon_is_found_out_and_replaced(bench: Bench) -> None:
     mps = bench.mps()
     mps.start(GPU)
     os.kill(bench.pid, signal.SIGKILL)
-    until(lambda: not mps.healthy(GPU))
-    assert (mps.pipe(GPU) / "control").exists(), "what it leaves behind is no sign of life"
+    until(lambda: not mps.daemon(GPU).healthy())
+    assert (mps.daemon(GPU).pipe / "control").exists(), "what it leaves behind is no sign of life"
     mps.start(GPU)
-    assert mps.healthy(GPU)
+    assert mps.daemon(GPU).healthy()
     assert len(bench.starts) == 2
 
 
@@ -280,7 +286,7 @@ def test_an_impostor_is_not_believed(bench: Bench, monkeypatch: pytest.MonkeyPat
     mps = bench.mps()
     mps.start(GPU)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    assert not mps.healthy(GPU)
+    assert not mps.daemon(GPU).healthy()
 
 
 def test_a_silent_daemon_is_left_to_its_jobs(bench: Bench) -> None:
@@ -288,13 +294,13 @@ def test_a_silent_daemon_is_left_to_its_jobs(bench: Bench) -> None:
     mps.start(GPU)
     os.kill(bench.pid, signal.SIGSTOP)
     with impatient():
-        assert not mps.healthy(GPU)
-        assert mps.clients(GPU) == frozenset()
-        assert mps.server_state(GPU) is None
-        assert not mps.terminate(GPU, 11)
+        assert not mps.daemon(GPU).healthy()
+        assert mps.daemon(GPU).clients() == frozenset()
+        assert mps.daemon(GPU).state() is None
+        assert not mps.daemon(GPU).terminate(11)
         with pytest.raises(CarmaError, match="has not answered") as raised:
             mps.start(GPU)
-    assert str(mps.pipe(GPU)) in raised.value.hint
+    assert str(mps.daemon(GPU).pipe) in raised.value.hint
     os.kill(bench.pid, signal.SIGCONT)
     mps.start(GPU)
     assert len(bench.starts) == 1
@@ -305,7 +311,7 @@ def test_a_daemon_that_refuses_is_not_taken_for_a_dead_one(bench: Bench) -> None
     mps = bench.mps()
     mps.start(GPU)
     (bench.root / "mismatch").touch()
-    assert not mps.healthy(GPU)
+    assert not mps.daemon(GPU).healthy()
     with pytest.raises(CarmaError, match="another version"):
         mps.start(GPU)
     assert len(bench.starts) == 1
@@ -313,20 +319,20 @@ def test_a_daemon_that_refuses_is_not_taken_for_a_dead_one(bench: Bench) -> None
 
 def test_clients_of_all_servers(bench: Bench) -> None:
     mps = bench.mps()
-    assert mps.clients(GPU) == frozenset(), "without a daemon there are none"
+    assert mps.daemon(GPU).clients() == frozenset(), "without a daemon there are none"
     mps.start(GPU)
-    assert mps.clients(GPU) == frozenset()
+    assert mps.daemon(GPU).clients() == frozenset()
     bench.serve(s100=("ACTIVE", [11, 12]), s200=("INITIALIZING", [13]), s300=("ACTIVE", []))
-    assert mps.clients(GPU) == {11, 12, 13}
+    assert mps.daemon(GPU).clients() == {11, 12, 13}
 
 
 def test_terminate_cuts_off_one_client(bench: Bench) -> None:
     mps = bench.mps()
     mps.start(GPU)
     bench.serve(s100=("ACTIVE", [11, 12]), s200=("ACTIVE", [13]))
-    assert mps.terminate(GPU, 13)
-    assert mps.clients(GPU) == {11, 12}
-    assert not mps.terminate(GPU, 13), "it is gone already"
+    assert mps.daemon(GPU).terminate(13)
+    assert mps.daemon(GPU).clients() == {11, 12}
+    assert not mps.daemon(GPU).terminate(13), "it is gone already"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +350,7 @@ def test_server_state(bench: Bench, states: list[str], worst: ServerState | None
     mps = bench.mps()
     mps.start(GPU)
     bench.serve(**{f"s{n}": (state, []) for n, state in enumerate(states)})
-    assert mps.server_state(GPU) is worst
+    assert mps.daemon(GPU).state() is worst
 
 
 def test_no_job_is_sent_to_a_faulted_server(bench: Bench) -> None:
@@ -354,7 +360,7 @@ def test_no_job_is_sent_to_a_faulted_server(bench: Bench) -> None:
     with pytest.raises(CarmaError, match="fault") as raised:
         mps.start(GPU)
     assert "server.log" in raised.value.hint
-    assert mps.healthy(GPU)
+    assert mps.daemon(GPU).healthy()
     bench.serve(s100=("ACTIVE", []))
     mps.start(GPU)
     assert len(bench.starts) == 1
@@ -378,8 +384,8 @@ def test_a_missing_program_is_named(bench: Bench) -> None:
     with pytest.raises(CarmaError, match="no-such-mps-control is not on PATH") as raised:
         mps.start(GPU)
     assert "mps = false" in raised.value.hint
-    assert not mps.healthy(GPU)
-    assert mps.clients(GPU) == frozenset()
+    assert not mps.daemon(GPU).healthy()
+    assert mps.daemon(GPU).clients() == frozenset()
 
 
 def test_a_daemon_that_ends_at_once(bench: Bench) -> None:
@@ -387,11 +393,11 @@ def test_a_daemon_that_ends_at_once(bench: Bench) -> None:
     mps = bench.mps()
     with pytest.raises(CarmaError, match="ended at once") as raised:
         mps.start(GPU)
-    assert str(mps.log(GPU)) in raised.value.hint
-    assert "unrecognized option" in (mps.log(GPU) / "console.log").read_text()
+    assert str(mps.daemon(GPU).log) in raised.value.hint
+    assert "unrecognized option" in (mps.daemon(GPU).log / "console.log").read_text()
     (bench.root / "broken").unlink()
     mps.start(GPU)
-    assert mps.healthy(GPU)
+    assert mps.daemon(GPU).healthy()
 
 
 def test_a_daemon_that_never_answers_is_not_left_behind(bench: Bench) -> None:
@@ -418,8 +424,8 @@ def test_old_names_of_mig_instances_are_no_directories(bench: Bench) -> None:
     mps = bench.mps()
     old = GpuId("MIG-GPU-5d5e1b0a-7f31-4e11-9a3e-0123456789ab/1/0")
     mps.start(old)
-    assert mps.healthy(old)
-    assert mps.pipe(old).parent.parent == bench.root / "mps"
+    assert mps.daemon(old).healthy()
+    assert mps.daemon(old).pipe.parent.parent == bench.root / "mps"
     assert bench.starts[0]["env"]["CUDA_VISIBLE_DEVICES"] == old
 
 
@@ -466,9 +472,9 @@ def test_a_name_like_its_sockets_does_not_make_a_dead_daemon_look_alive(
     os.kill(bench.pid, signal.SIGKILL)
     os.waitpid(bench.pid, 0)
     with socket.socket(socket.AF_UNIX, kind) as other:
-        other.bind(f"\0carma {mps.pipe(GPU)}/control")
+        other.bind(f"\0carma {mps.daemon(GPU).pipe}/control")
         other.listen()
-        assert f" {mps.pipe(GPU)}/control\n" in Path("/proc/net/unix").read_text()
+        assert f" {mps.daemon(GPU).pipe}/control\n" in Path("/proc/net/unix").read_text()
         bench.mps().start(GPU)
         assert len(bench.starts) == 2
 
@@ -481,7 +487,7 @@ def test_a_socket_in_its_place_that_somebody_else_listens_at_is_not_the_daemon(
     mps.start(GPU)
     os.kill(bench.pid, signal.SIGKILL)
     os.waitpid(bench.pid, 0)
-    path = mps.pipe(GPU) / "control"
+    path = mps.daemon(GPU).pipe / "control"
     path.unlink()
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
@@ -492,7 +498,9 @@ def test_a_socket_in_its_place_that_somebody_else_listens_at_is_not_the_daemon(
             os.seteuid(0)
         assert path.stat().st_uid == 0
         (bench.root / "mismatch").touch()  # the control program fails, whoever listens
-        its = MpsDaemon(mps.pipe(GPU).parent, ("-f",), systemd=False, control=str(bench.control))
+        its = MpsDaemon(
+            mps.daemon(GPU).pipe.parent, ("-f",), systemd=False, control=str(bench.control)
+        )
         assert not its.answers()
 
 
