@@ -40,6 +40,8 @@ NO_KERNELS = {"CARMA_MONITOR__FIRST_KERNEL_TIMEOUT_S": "0.2"}  # for jobs that a
 OVER = frozenset(state.value for state in ENDED)
 UNREACHABLE = (OSError, http.client.HTTPException)  # nobody there, or killed while answering
 
+NULL = Path(os.devnull)
+
 Json = dict[str, Any]
 
 
@@ -49,6 +51,39 @@ def train(**options: object) -> list[str]:
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return words
+
+
+class Process:
+    """As `subprocess.Popen`, of any process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd: int | None = None  # it may have ended already
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def has_ended(self, within_s: float | None = 0.0) -> bool:
+        if self._pidfd is not None and select.select([self._pidfd], [], [], within_s)[0]:
+            os.close(self._pidfd)
+            self._pidfd = None
+        return self._pidfd is None
+
+    def poll(self) -> int | None:
+        """0 once it has ended: nobody knows how."""
+        return 0 if self.has_ended() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.has_ended(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return 0
+
+    def send_signal(self, signum: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Carmad:
@@ -65,7 +100,7 @@ class Carmad:
         self.argv += ["--socket", self.socket, "--config", os.devnull]
         self.env = clean_environment() | QUICK | settings
         self.pid = 0
-        self._pidfd: int | None = None
+        self._process: Process | None = None
 
     # its life
 
@@ -96,12 +131,11 @@ class Carmad:
 
     def _watch(self, pid: int) -> None:
         self.pid = pid
-        with contextlib.suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(pid)
+        self._process = Process(pid)
 
     @property
     def alive(self) -> bool:
-        return self._pidfd is not None and not select.select([self._pidfd], [], [], 0)[0]
+        return not self.await_death(0.0)
 
     def await_ready(self) -> None:
         def up() -> bool:
@@ -115,18 +149,11 @@ class Carmad:
 
     def await_death(self, within_s: float = PATIENCE_S) -> bool:
         """False: it is still alive."""
-        if self._pidfd is None:
-            return True
-        if not select.select([self._pidfd], [], [], within_s)[0]:
-            return False
-        os.close(self._pidfd)
-        self._pidfd = None
-        return True
+        return self._process is None or self._process.has_ended(within_s)
 
     def signal(self, signum: int) -> None:
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signum)
+        if self._process:
+            self._process.send_signal(signum)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -291,7 +318,9 @@ def run_forked(
         return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
 
 
-def fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **options: object) -> int:
+def fork(
+    argv: Sequence[str], env: dict[str, str], out: Path = NULL, err: Path = NULL, **options: object
+) -> int:
     """The pid of a carmad, or of another program, that has imported everything."""
     zygote = _zygote()
     assert zygote.stdin and zygote.stdout
@@ -299,39 +328,6 @@ def fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **optio
     zygote.stdin.write(json.dumps(order) + "\n")
     zygote.stdin.flush()
     return int(zygote.stdout.readline())
-
-
-class Forked:
-    """As `subprocess.Popen`, of a program that has imported everything; it is no child of this
-    process."""
-
-    def __init__(
-        self, argv: Sequence[str], env: dict[str, str], out: str = os.devnull, **options: object
-    ) -> None:
-        self.pid = fork(argv, env, Path(out), Path(os.devnull), **options)
-        self._pidfd: int | None = None  # it may have ended already
-        with contextlib.suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(self.pid)
-
-    def poll(self) -> int | None:
-        """0 once it has ended: nobody knows how."""
-        return 0 if self._ended(0.0) else None
-
-    def wait(self, timeout: float | None = None) -> int:
-        if not self._ended(timeout):
-            raise subprocess.TimeoutExpired("it", timeout or 0.0)
-        return 0
-
-    def _ended(self, within_s: float | None) -> bool:
-        return self._pidfd is None or bool(select.select([self._pidfd], [], [], within_s)[0])
-
-    def send_signal(self, signum: int) -> None:
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signum)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.daemon import carmad
-from tests.daemon import Forked
+from tests.daemon import Process, fork
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(words: list[str], *, env: dict[str, str], **others: Any) -> Any:
         if "FAKE_GPU" in env:  # only a new process loads the fake driver
             return subprocess.Popen(words, env=env, **others)
-        return Forked(words[3:], env)
+        return Process(fork(words[3:], env))
 
     its = SimpleNamespace(
         Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired

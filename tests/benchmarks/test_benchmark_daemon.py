@@ -14,7 +14,7 @@ from carmad.attempt.proc import own_environment
 from carmad.core.messages import Sampled
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
-from tests.daemon import Forked
+from tests.daemon import Process
 from tests.waiting import until
 
 ONE = "1xA100-40GB"
@@ -89,12 +89,9 @@ def test_the_tick_that_starts_jobs_is_not_the_policy_s_first(
     assert started == [0, 8]
 
 
-def test_a_forked_carmad_may_have_ended_before_it_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forked_carmad_may_have_ended_before_it_is_looked_at() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    monkeypatch.setattr("tests.daemon.fork", lambda *given: gone.pid)
-    ended = Forked([], {})
+    ended = Process(gone.pid)
     ended.kill()
     assert (ended.poll(), ended.wait()) == (0, 0)

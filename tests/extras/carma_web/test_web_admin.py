@@ -34,12 +34,6 @@ def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
         yield carmad
 
 
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
-
-
 @needs_browser
 def test_an_administrator_drains_limits_and_reserves(carmad: Carmad, web: Web) -> None:
     me = carmad.get("/v1/status")["me"]["user"]

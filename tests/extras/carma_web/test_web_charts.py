@@ -14,7 +14,7 @@ from carma_web.charts import HOURS
 from carma_web.hues import COUNT
 from tests.browser import needs_browser
 from tests.daemon import NO_KERNELS, ROOT, Carmad, running, train
-from tests.extras.carma_web.web import Web, browsing, serving
+from tests.extras.carma_web.web import Web, browsing
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -99,12 +99,6 @@ def test_colours_can_be_told_apart_also_by_the_colour_blind(theme: str) -> None:
 def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
     with running(tmp_path_factory.mktemp("charts"), gpus="1xA100-40GB", **NO_KERNELS) as carmad:
         yield carmad
-
-
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
 
 
 @pytest.fixture(scope="module")

@@ -54,12 +54,6 @@ def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
 
 
 @pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
-
-
-@pytest.fixture(scope="module")
 def other(carmad: Carmad) -> Iterator[Web]:
     with serving(carmad) as web:
         yield web

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser import needs_browser
 from tests.daemon import NO_KERNELS, Carmad, running, train
-from tests.extras.carma_web.web import DESKTOP, PHONE, Web, accessible, browsing, picture, serving
+from tests.extras.carma_web.web import DESKTOP, PHONE, Web, accessible, browsing, picture
 from tests.waiting import until
 
 pytestmark = needs_browser
@@ -24,12 +24,6 @@ def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
     folder = tmp_path_factory.mktemp("web")
     with running(folder, "8xA100-40GB", **NO_KERNELS) as carmad:
         yield carmad
-
-
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
 
 
 def test_without_jobs_it_says_how_to_submit_one(web: Web) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser import needs_browser
 from tests.daemon import CARMA, NO_KERNELS, Carmad, running
-from tests.extras.carma_web.web import PHONE, Web, accessible, browsing, picture, serving
+from tests.extras.carma_web.web import PHONE, Web, accessible, browsing, picture
 from tests.waiting import until
 
 pytestmark = needs_browser
@@ -24,12 +24,6 @@ ALIKE = 30  # jobs of a row
 def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
     with running(tmp_path_factory.mktemp("past"), gpus="1xA100-40GB", **NO_KERNELS) as carmad:
         yield carmad
-
-
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
 
 
 def await_ends(carmad: Carmad, count: int) -> None:

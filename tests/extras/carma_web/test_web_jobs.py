@@ -33,12 +33,6 @@ def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
         yield carmad
 
 
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
-
-
 def fill_in(page: Page, carmad: Carmad, command: str, **fields: str) -> None:
     page.get_by_label("Command, or job script").fill(command)
     page.get_by_label("Directory to run in").fill(str(carmad.work))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser import needs_browser
 from tests.daemon import NO_KERNELS, Carmad, running, train
-from tests.extras.carma_web.web import DESKTOP, PHONE, Web, accessible, browsing, picture, serving
+from tests.extras.carma_web.web import DESKTOP, PHONE, Web, accessible, browsing, picture
 
 WINDOWS = 7  # one more than a browser has connections
 
@@ -19,12 +19,6 @@ pytestmark = needs_browser
 def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
     with running(tmp_path_factory.mktemp("web"), **NO_KERNELS) as carmad:
         yield carmad
-
-
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
 
 
 def test_a_job_appears_on_the_open_page(carmad: Carmad, web: Web) -> None:

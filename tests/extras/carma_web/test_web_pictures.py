@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser import needs_browser
 from tests.daemon import ROOT, Carmad, running
-from tests.extras.carma_web.web import DESKTOP, Web, browsing, picture, serving
+from tests.extras.carma_web.web import DESKTOP, Web, browsing, picture
 from tests.waiting import until
 
 pytestmark = [
@@ -39,12 +39,6 @@ SETTINGS = {"CARMA_MONITOR__WINDOW_S": "4"}
 def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
     with running(tmp_path_factory.mktemp("web"), "8xA100-40GB", **SETTINGS) as carmad:
         yield carmad
-
-
-@pytest.fixture(scope="module")
-def web(carmad: Carmad) -> Iterator[Web]:
-    with serving(carmad) as web:
-        yield web
 
 
 def submit(

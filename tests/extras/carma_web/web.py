@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from tests.browser import chromium
-from tests.daemon import Carmad, Forked
+from tests.daemon import Carmad, Process, fork
 from tests.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Web:
         env = carmad.env | {"CARMA_SOCKET": carmad.socket}
         with tempfile.NamedTemporaryFile("r") as said:
             words = ["web", "--port", "0", *options]
-            self._process = Forked(words, env, said.name, program="carma")
+            self._process = Process(fork(words, env, Path(said.name), program="carma"))
             self.link = until(said.readline, "the link").strip()
         found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)(/\w+)/\?token=(\S+)", self.link)
         assert found, self.link
