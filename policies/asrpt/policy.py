@@ -135,7 +135,6 @@ class Turn:
         self._unshared = unshared
         self._patience = patience
         self._adaptive = adaptive
-        self._servers: dict[Demand, list[Server]] = {}  # valid until a job starts
 
     def of(self, job: Job, explain: bool) -> Placement:
         """Its GPUs, or why it waits; with `explain`, the verdict on every GPU."""
@@ -181,10 +180,7 @@ class Turn:
         return Place(chosen, found.iteration_s, known.fastest_s, known.heavy)
 
     def _servers_for(self, job: Job) -> list[Server]:
-        wanted = self.view.demand(job)
-        if wanted not in self._servers:
-            self._servers[wanted] = self._unshared.servers(wanted, self.view)
-        return self._servers[wanted]
+        return self._unshared.servers(self.view.demand(job), self.view)
 
     def _verdicts(self, job: Job) -> tuple[Verdict, ...]:
         return self._unshared.place(job, self.view).verdicts if self._readable else ()
@@ -217,7 +213,6 @@ class Turn:
         self.view = self.view.with_placement(job, place.gpus)
         self.idle -= job.spec.gpus
         self.aside.pop(job.id, None)
-        self._servers.clear()
 
 
 def _explanation(job: Job, place: Place) -> tuple[Reason, ...]:
