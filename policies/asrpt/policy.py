@@ -20,7 +20,6 @@ from carmad.plugin import (
     GpuId,
     Job,
     JobId,
-    NodeView,
     Placement,
     Proposal,
     Reason,
@@ -51,19 +50,14 @@ class Unshared(Ranked):
 
     def servers(self, wanted: Demand, view: View) -> list[Server]:
         """Servers with admissible GPUs for the job."""
-        question = (self, "islands", wanted)
-        found = (
-            node.memo.recall(question, self._islands, node, wanted, view) for node in view.nodes
-        )
-        return list(chain.from_iterable(found))
-
-    def _islands(self, node: NodeView, wanted: Demand, view: View) -> tuple[Server, ...]:
-        island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
-        fit = node.memo.recall((self, wanted), self._fit, node, wanted, view)
-        servers: dict[str, list[GpuId]] = {}
-        for gpu in fit.gpus:
-            servers.setdefault(island[gpu], []).append(gpu)
-        return tuple(map(tuple, servers.values()))
+        found: list[Server] = []
+        for node, fit in zip(view.nodes, self._fits(wanted, view), strict=True):
+            island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
+            servers: dict[str, list[GpuId]] = {}
+            for gpu in fit.gpus:
+                servers.setdefault(island[gpu], []).append(gpu)
+            found += map(tuple, servers.values())
+        return found
 
 
 def most_available(servers: Iterable[Server]) -> list[Server]:
