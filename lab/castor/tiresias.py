@@ -28,9 +28,10 @@ from lab.main import main
 from lab.policies import simulate_with
 from lab.processes import in_processes
 from policies import baselines
-from policies.preemptive import Preemptive, Room, fewest
+from policies.preemptive import Preemptive, Room
 from policies.ranked import Ranked
 from policies.rules import Fit
+from policies.views import fewest
 
 SIZES = {"128": "16x8xA6000-48GB", "96": "12x8xA6000-48GB"}  # the paper's, and a higher load
 NODE = 8  # GPUs
