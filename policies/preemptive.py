@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 from carmad.plugin import (
     AskAgain,
-    Demand,
     GpuId,
     GpuView,
     Job,
     JobId,
-    NodeView,
     Placement,
     Preemption,
     Proposal,
@@ -25,7 +23,7 @@ from carmad.plugin import (
     View,
 )
 from policies.ranked import Ranked, Turn, down_the_line
-from policies.views import fewest
+from policies.views import fewest, vacated_view
 
 Priority = Callable[[Job, float], float]
 Instant = Callable[[Job], float]
@@ -135,34 +133,19 @@ class Preemptive:
         return [job for *_, job in sorted(lower, reverse=True)]
 
     def _suitable(self, head: Job, view: View) -> list[Occupied]:
-        """The GPUs that would be suitable without the jobs that are in the way."""
-        wanted = view.demand(head)
-        question = (self, wanted)
-        return [
-            gpu
-            for node in view.nodes
-            for gpu in node.memo.recall(question, self._suitable_of, node, wanted, view)
-        ]
-
-    def _suitable_of(self, node: NodeView, wanted: Demand, view: View) -> tuple[Occupied, ...]:
-        """With the jobs in the way: those on the GPU, and other users' clients if an MPS server
-        serves the whole node."""
-        question = (self, wanted)
-        others = node.clients_of_others(wanted.mps_uid)
-        return tuple(
-            (
-                gpu,
-                frozenset(job.id for job in gpu.residents).union(() if gpu.gpu.is_mig else others),
-            )
-            for gpu in node.gpus
-            if gpu.memo.recall(question, self._would_do, gpu, wanted, view)
-        )
-
-    def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
-        vacated = gpu.vacated()
-        if view.refusals(wanted, vacated):
-            return False
-        return not any(refuse(wanted, vacated) for refuse in self.unshared.filters)
+        """The GPUs that would be suitable without the jobs that are in the way: those on the GPU,
+        and other users' clients if an MPS server serves the whole node."""
+        verdicts = self.unshared.place(head, vacated_view(view)).verdicts
+        suitable = {verdict.gpu for verdict in verdicts if not verdict.refused}
+        uid = view.demand(head).mps_uid
+        found = []
+        for node in view.nodes:
+            others = node.clients_of_others(uid)
+            for gpu in node.gpus:
+                if gpu.id in suitable:
+                    there = frozenset(job.id for job in gpu.residents)
+                    found.append((gpu, there if gpu.gpu.is_mig else there | others))
+        return found
 
     def _next_chance(self, head: Job, view: View) -> tuple[AskAgain, ...]:
         """Ask again when the next running job falls behind `head`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -114,16 +113,10 @@ def widest(gpus: frozenset[GpuId], view: View) -> int:
 def _own(view: View) -> frozenset[GpuId]:
     count = min(view.settings.profiling.gpus, len(view.node_of) - 1)
     if count <= 0:
-        return _one_set(())
+        return frozenset()
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
     usable = (gpu.id for gpu in last_first if _usable(gpu, view))
-    return _one_set(tuple(islice(usable, count)))
-
-
-@lru_cache(maxsize=64)
-def _one_set(gpus: tuple[GpuId, ...]) -> frozenset[GpuId]:
-    """The same object for equal GPUs, since it is a key in the nodes' `memo`."""
-    return frozenset(gpus)
+    return frozenset(islice(usable, count))
 
 
 def _usable(gpu: GpuView, view: View) -> bool:

@@ -127,6 +127,11 @@ def empty_view(view: View) -> View:
     return _change(view, _empty)
 
 
+def vacated_view(view: View) -> View:
+    """As it will look when all jobs of now have ended."""
+    return _change(view, GpuView.vacated)
+
+
 def without_settling(view: View) -> View:
     """As it will look in a minute: GPUs have settled by then, except those that have waited for a
     first kernel for longer."""

@@ -54,6 +54,15 @@ class Kind(StrEnum):
     RESUMED = "resumed"  # a suspended job runs again; or a drained GPU takes jobs again
 
 
+# The notices that an owner may ask for, besides those of an end.
+TOLD: Mapping[Kind, tuple[str, ...]] = {
+    Kind.STARTED: ("start",),
+    Kind.LIMIT80: ("limit80",),
+    Kind.SUSPENDED: ("suspend",),
+    Kind.RESUMED: ("suspend",),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Happening:
     at: float
@@ -135,21 +144,12 @@ def notices(happening: Happening) -> tuple[str, ...]:
         return ("idle",)
     if job is None or job.spec.notify is None:
         return ()
-    match happening.kind:
-        case Kind.STARTED:
-            found: tuple[str, ...] = ("start",)
-        case Kind.LIMIT80:
-            found = ("limit80",)
-        case Kind.SUSPENDED | Kind.RESUMED:
-            found = ("suspend",)
-        case Kind.ENDED if job.state is JobState.OUT_OF_MEMORY:
-            found = ("end", "fail", "oom")
-        case Kind.ENDED if job.state is JobState.SUCCEEDED or happening.cause is Cause.CANCELLED:
-            found = ("end",)
-        case Kind.ENDED:
-            found = ("end", "fail")
-        case _:
-            found = ()
+    found = TOLD.get(happening.kind, ())
+    if happening.kind is Kind.ENDED and job.state is JobState.OUT_OF_MEMORY:
+        found = ("end", "fail", "oom")
+    elif happening.kind is Kind.ENDED:
+        well = job.state is JobState.SUCCEEDED or happening.cause is Cause.CANCELLED
+        found = ("end",) if well else ("end", "fail")
     return tuple(what for what in found if job.spec.tells(what))
 
 

@@ -26,6 +26,11 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEvent(Event):
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class Discovered(Event):
     """The GPUs that exist now: sent at every start, and when MIG instances come or go.
 
@@ -61,10 +66,9 @@ UNESTIMATED = "has no memory estimate"  # how a note begins that says why
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated(Event):
+class Estimated(JobEvent):
     """An estimator's answer; None when it has none."""
 
-    job: JobId
     estimate: Estimate | None
     note: str = ""  # why there is none
     crash: str = ""  # as in `Refusal`
@@ -85,27 +89,24 @@ class Silent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed(Event):
+class Postponed(JobEvent):
     """The attempt cannot start now, through no fault of the job; `over`: it has started at last."""
 
-    job: JobId
     attempt: int
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Began(Event):
+class Began(JobEvent):
     """An attempt without GPUs has been launched: no first kernel will tell that it runs."""
 
-    job: JobId
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exited(Event):
+class Exited(JobEvent):
     """An attempt is over and its processes and GPU memory are gone. Repeats are harmless."""
 
-    job: JobId
     attempt: int
     exit: Exit
     ended_at: float | None = None  # when it ended, if that was earlier than `at`
@@ -113,30 +114,27 @@ class Exited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequested(Event):
+class CancelRequested(JobEvent):
     """Cancel this job and the `more` jobs whose ids follow its own."""
 
-    job: JobId
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class HoldRequested(Event):
+class HoldRequested(JobEvent):
     """Hold (`held`) or release this waiting job and the `more` whose ids follow its own."""
 
-    job: JobId
     held: bool
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRequested(Event):
+class UpdateRequested(JobEvent):
     """Set the options `names` of this job, and of the `more` whose ids follow its own, to their
     values in `spec`; its other fields do not count. `admin`: `by` is an administrator."""
 
-    job: JobId
     spec: JobSpec
     names: tuple[str, ...]
     by: str
@@ -145,50 +143,45 @@ class UpdateRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendRequested(Event):
+class SuspendRequested(JobEvent):
     """Suspend this running job, until its resumption is requested; and the `more` jobs whose ids
     follow its own."""
 
-    job: JobId
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRequested(Event):
+class ResumeRequested(JobEvent):
     """Let this suspended job wait for GPUs, and the `more` jobs whose ids follow its own."""
 
-    job: JobId
     by: str
     more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class MoveRequested(Event):
+class MoveRequested(JobEvent):
     """Move this running job to these GPUs."""
 
-    job: JobId
     gpus: tuple[GpuId, ...]
     by: str
 
 
 @dataclass(frozen=True, slots=True)
-class Suspended(Event):
+class Suspended(JobEvent):
     """What came of a `Suspend`. `why`: it could not be done, and the job runs on; or (`lost`) its
     processes are of no use any more."""
 
-    job: JobId
     attempt: int
     why: str = ""
     lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed(Event):
+class Resumed(JobEvent):
     """What came of a `Resume`. `why`: it could not be done, and the job is suspended as before; or
     (`lost`) its processes are of no use any more. `hung`: as the driver did not answer."""
 
-    job: JobId
     attempt: int
     why: str = ""
     lost: bool = False
@@ -243,27 +236,24 @@ class Unreserved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed(Event):
+class Noticed(JobEvent):
     """Something about a running job that its owner should know."""
 
-    job: JobId
     note: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped(Event):
+class Stepped(JobEvent):
     """A running job's report of its step time and stage times."""
 
-    job: JobId
     seconds: float
     stages: StageTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Event):
+class Measured(JobEvent):
     """A running job's report of metrics, such as its accuracy."""
 
-    job: JobId
     metrics: tuple[tuple[str, float], ...]
 
 

@@ -1,12 +1,12 @@
 """Trained models as plain values, which predict in pure Python inside the core. Training is in
-`carmad.learning`. Each model can be printed, and can explain its predictions."""
+`carmad.learning`. Each model can be printed."""
 
 from __future__ import annotations
 
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, isnan
@@ -49,16 +49,16 @@ class Tree:
     kind: Literal["tree"] = "tree"
 
     def predict(self, values: Mapping[str, float]) -> str:
-        *_, leaf = self._walk(values)
-        return self._class(leaf)
-
-    def path(self, values: Mapping[str, float]) -> tuple[str, ...]:
-        """The conditions that led to the prediction: `gpu_utilization 0.42 ≤ 0.78`."""
-        walked = list(self._walk(values))
-        return tuple(
-            self._condition(node, values, left=child is self.nodes[node.left])
-            for node, child in pairwise(walked)
-        )
+        """If a value is unknown, it goes the way of most training rows."""
+        node = self.nodes[0]
+        while node.feature != LEAF:
+            left, right = self.nodes[node.left], self.nodes[node.right]
+            value = values.get(self.features[node.feature])
+            if value is None or isnan(value):
+                node = left if sum(left.counts) >= sum(right.counts) else right
+            else:
+                node = left if value <= node.threshold else right
+        return self._class(node)
 
     def text(self) -> str:
         """The tree, with one condition or class per line and children indented."""
@@ -75,31 +75,6 @@ class Tree:
         total = sum(removed.values()) or 1.0
         shares = ((name, gain / total) for name, gain in removed.items())
         return tuple(sorted(shares, key=lambda share: -share[1]))
-
-    def _walk(self, values: Mapping[str, float]) -> Iterator[Node]:
-        """From the root to a leaf; if a value is unknown, the way of most training rows."""
-        node = self.nodes[0]
-        yield node
-        while node.feature != LEAF:
-            left, right = self.nodes[node.left], self.nodes[node.right]
-            value = self._value(node, values)
-            if value is None:
-                node = left if sum(left.counts) >= sum(right.counts) else right
-            else:
-                node = left if value <= node.threshold else right
-            yield node
-
-    def _value(self, node: Node, values: Mapping[str, float]) -> float | None:
-        value = values.get(self.features[node.feature])
-        return None if value is None or isnan(value) else value
-
-    def _condition(self, node: Node, values: Mapping[str, float], left: bool) -> str:
-        name = self.features[node.feature]
-        value = self._value(node, values)
-        sign = "≤" if left else ">"
-        if value is None:
-            return f"{name} unknown, most were {sign} {node.threshold:.3g}"
-        return f"{name} {value:.3g} {sign} {node.threshold:.3g}"
 
     def _class(self, leaf: Node) -> str:
         return self.classes[leaf.counts.index(max(leaf.counts))]
@@ -131,13 +106,12 @@ class Stage:
     left: tuple[int, ...]  # the node for values below the threshold
     right: tuple[int, ...]
     missing: tuple[int, ...]  # the node for a missing value
-    value: tuple[float, ...]  # of a leaf what it adds; else the mean over the training rows below
+    value: tuple[float, ...]  # what a leaf adds; 0 for others
     gain: tuple[float, ...]  # by how much the split lowered the training loss
 
-    def path(self, given: tuple[float | None, ...]) -> Iterator[int]:
-        """The nodes from the root to the leaf that `given`, one item per feature, ends in."""
+    def predict(self, given: Sequence[float | None]) -> float:
+        """What the leaf adds that `given`, one item per feature, ends in."""
         node = 0
-        yield node
         while (feature := self.feature[node]) != LEAF:
             value = given[feature]
             if value is None:
@@ -145,7 +119,7 @@ class Stage:
             else:
                 below = value < self.threshold[node]
                 node = self.left[node] if below else self.right[node]
-            yield node
+        return self.value[node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,32 +141,8 @@ class Boosted:
         given = self._inputs(values)
         total = self.base
         for stage in self.stages:
-            *_, leaf = stage.path(given)
-            total += stage.value[leaf]
+            total += stage.predict(given)
         return total
-
-    @property
-    def mean(self) -> float:
-        """Its mean prediction over the training rows."""
-        return self.base + sum(stage.value[0] for stage in self.stages)
-
-    def contributions(self, values: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-        """What each feature contributed to the prediction; with `mean` they add up to it.
-
-        A split contributes the change in the mean of the training rows that reach it (Saabas's
-        method). Features that no split on the path uses are left out.
-        """
-        given = self._inputs(values)
-        parts: dict[int, float] = {}
-        for stage in self.stages:
-            above = 0
-            for node in stage.path(given):
-                if node:
-                    feature = stage.feature[above]
-                    moved = stage.value[node] - stage.value[above]
-                    parts[feature] = parts.get(feature, 0.0) + moved
-                above = node
-        return tuple((self.features[feature], part) for feature, part in parts.items())
 
     def importance(self) -> tuple[tuple[str, float], ...]:
         """Each feature's share of the total gain, largest first; the shares add up to 1.

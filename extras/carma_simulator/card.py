@@ -246,7 +246,7 @@ def _risky(card: Card, at: float, monitor: Monitor, limits: Risk) -> bool:
     for sample in card.history:
         window.add(sample)
     window.add(card.read(at))
-    return window.score.risky(limits)
+    return window.recent.score.risky(limits)
 
 
 class Execution:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
@@ -70,10 +70,9 @@ class Machine:
         first_end = min(self.ends_at(1), default=math.inf)
         if queue is self.queue and speed == self.speed and first_end > now:
             return self
-        before, after = _differing(self.queue, queue)
-        old = {job.id: job for job in before}
-        new = [job for job in after if old.get(job.id) is not job]
-        gone = old.keys() - {job.id for job in after}
+        old = {job.id: job for job in self.queue}
+        new = [job for job in queue if old.get(job.id) is not job]
+        gone = old.keys() - {job.id for job in queue}
         changed = {job.id: job for job in new if job.id in old}
         came = [job for job in new if job.id not in old]
         served, done = [*self.served], [*self.done]
@@ -161,25 +160,3 @@ def _update(
         job = new[other.id]
         left = max(0.0, other.left + work(job) - work(old[job.id]))
         insort(served, other._replace(left=left, job=job))
-
-
-def _differing(old: Sequence[Job], new: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """Both without their common prefix and suffix: long queues hardly ever change."""
-    if old is new:
-        return (), ()
-    begin = _same(old, new)
-    old, new = old[begin:], new[begin:]
-    end = _same(old[::-1], new[::-1])
-    return old[: len(old) - end], new[: len(new) - end]
-
-
-def _same(one: Sequence[Job], other: Sequence[Job]) -> int:
-    """Length of the common prefix, by bisection, since comparing slices is fast."""
-    begin, end = 0, min(len(one), len(other))
-    while begin < end:
-        middle = (begin + end + 1) // 2
-        if one[begin:middle] == other[begin:middle]:
-            begin = middle
-        else:
-            end = middle - 1
-    return begin

@@ -20,7 +20,6 @@ from carmad.plugin import (
     GpuId,
     Job,
     JobId,
-    NodeView,
     Placement,
     Proposal,
     Reason,
@@ -51,19 +50,14 @@ class Unshared(Ranked):
 
     def servers(self, wanted: Demand, view: View) -> list[Server]:
         """Servers with admissible GPUs for the job."""
-        question = (self, "islands", wanted)
-        found = (
-            node.memo.recall(question, self._islands, node, wanted, view) for node in view.nodes
-        )
-        return list(chain.from_iterable(found))
-
-    def _islands(self, node: NodeView, wanted: Demand, view: View) -> tuple[Server, ...]:
-        island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
-        fit = node.memo.recall((self, wanted), self._fit, node, wanted, view)
-        servers: dict[str, list[GpuId]] = {}
-        for gpu in fit.gpus:
-            servers.setdefault(island[gpu], []).append(gpu)
-        return tuple(map(tuple, servers.values()))
+        found: list[Server] = []
+        for node, fit in zip(view.nodes, self._fits(wanted, view), strict=True):
+            island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
+            servers: dict[str, list[GpuId]] = {}
+            for gpu in fit.gpus:
+                servers.setdefault(island[gpu], []).append(gpu)
+            found += map(tuple, servers.values())
+        return found
 
 
 def most_available(servers: Iterable[Server]) -> list[Server]:
@@ -135,7 +129,6 @@ class Turn:
         self._unshared = unshared
         self._patience = patience
         self._adaptive = adaptive
-        self._servers: dict[Demand, list[Server]] = {}  # valid until a job starts
 
     def of(self, job: Job, explain: bool) -> Placement:
         """Its GPUs, or why it waits; with `explain`, the verdict on every GPU."""
@@ -181,10 +174,7 @@ class Turn:
         return Place(chosen, found.iteration_s, known.fastest_s, known.heavy)
 
     def _servers_for(self, job: Job) -> list[Server]:
-        wanted = self.view.demand(job)
-        if wanted not in self._servers:
-            self._servers[wanted] = self._unshared.servers(wanted, self.view)
-        return self._servers[wanted]
+        return self._unshared.servers(self.view.demand(job), self.view)
 
     def _verdicts(self, job: Job) -> tuple[Verdict, ...]:
         return self._unshared.place(job, self.view).verdicts if self._readable else ()
@@ -217,7 +207,6 @@ class Turn:
         self.view = self.view.with_placement(job, place.gpus)
         self.idle -= job.spec.gpus
         self.aside.pop(job.id, None)
-        self._servers.clear()
 
 
 def _explanation(job: Job, place: Place) -> tuple[Reason, ...]:

@@ -12,7 +12,7 @@ Where the listing and its text leave something open:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from carmad.plugin import (
     GpuId,
     GpuView,
     Job,
-    NodeView,
     Preconditions,
     Reason,
     Verdict,
@@ -118,57 +117,23 @@ class Sharing:
         return Choice(tuple(gpus), passes, (*benefits, *_split(new.job, passes)))
 
     def verdicts(self, new: Newcomer, alone: Sequence[Verdict], room: Room) -> tuple[Verdict, ...]:
-        """`alone` has the verdicts for a job that must be alone, which are used for idle GPUs.
-
-        Verdicts on a node without neighbours are cached until something on it changes.
-        """
-        view, question = room.view, (self, new.wanted, new.least_mib)
+        """`alone` has the verdicts for a job that must be alone, which are used for idle GPUs."""
+        view = room.view
         known = {gpu.id: each for each in room.neighbours for gpu in each.gpus}
-        with_neighbours = {view.node_of[gpu] for gpu in known}
-        found: list[Verdict] = []
-        judged: dict[object, Pair] = {}
-        for place, node in enumerate(view.nodes):
-            idle = alone[len(found) : len(found) + len(node.gpus)]
-            if place in with_neighbours:
-                found += self._of_node(new, node, idle, known, judged, view)
-            else:
-                found += node.memo.recall(question, self._of_node, new, node, idle, {}, {}, view)
-        return tuple(found)
-
-    def _of_node(
-        self,
-        new: Newcomer,
-        node: NodeView,
-        idle: Sequence[Verdict],
-        known: Mapping[GpuId, Neighbour],
-        judged: dict[object, Pair],
-        view: View,
-    ) -> list[Verdict]:
-        """`judged` has the pairs so far: all GPUs of a neighbour with as much memory are alike."""
         found = []
-        for gpu, verdict in zip(node.gpus, idle, strict=True):
+        for gpu, verdict in zip(view.gpus, alone, strict=True):
             if neighbour := known.get(gpu.id):
-                verdict = self._verdict(new, neighbour, gpu, judged, view)
+                verdict = self._verdict(new, neighbour, gpu, view)
             elif gpu.residents:
                 verdict = Verdict(gpu.id, self._why_closed(new, gpu, view))
             found.append(verdict)
-        return found
+        return tuple(found)
 
-    def _verdict(
-        self,
-        new: Newcomer,
-        neighbour: Neighbour,
-        gpu: GpuView,
-        judged: dict[object, Pair],
-        view: View,
-    ) -> Verdict:
+    def _verdict(self, new: Newcomer, neighbour: Neighbour, gpu: GpuView, view: View) -> Verdict:
         """Ranked by the pair's mean completion time."""
         if refused := self._refusals(new, gpu, view):
             return Verdict(gpu.id, refused)
-        alike = neighbour.job.id, gpu.free_mib, gpu.gpu.memory_mib
-        pair = judged.get(alike)
-        if pair is None:
-            pair = judged[alike] = self._pair(new, neighbour, (gpu,), view)
+        pair = self._pair(new, neighbour, (gpu,), view)
         if pair.start.share:
             return Verdict(gpu.id, rank=pair.start.pair_jct_s)
         passes = self._fewest(new.job, (gpu,))

@@ -194,13 +194,6 @@ class TestBoosted:
         row = next(row for row in rows if math.isnan(row["b"]))
         assert model.predict({"a": row["a"], "c": row["c"]}) == model.predict(row)
 
-    def test_its_contributions_add_up(self, trained: Trained) -> None:
-        predictions, model, rows = trained
-        assert model.mean == pytest.approx(sum(predictions) / len(predictions), abs=1e-4)
-        for row in rows[:20]:
-            parts = dict(model.contributions(row))
-            assert model.mean + sum(parts.values()) == pytest.approx(model.predict(row))
-
     def test_importance_is_of_what_matters(self) -> None:
         table = np.random.default_rng(0).random((200, 3))
         matrix = xgboost.DMatrix(table, label=table[:, 1] * 5 + table[:, 2])

@@ -251,10 +251,6 @@ class Window:
         """A snapshot of the samples."""
         return Recent(self._samples, self.monitor, self.weights)
 
-    @property
-    def score(self) -> Score:
-        return self.recent.score
-
     def add(self, sample: GpuSample) -> None:
         last, seconds = self.last, self.monitor.period_s
         if last is None or sample.at - last.at > self.monitor.stale_s:

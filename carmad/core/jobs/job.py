@@ -380,14 +380,9 @@ def _last_attempt(job: Job, exit: Exit, at: float) -> EndedAttempt:
 
 
 def _shift(status: Status, by_s: float) -> Status:
-    match status:
-        case Waiting() | Over():
-            return status
-        case Active():
-            return replace(status, attempt=status.attempt.shift(by_s))
-        case Paused():
-            gone = status.suspension.shift(by_s)
-            return replace(status, attempt=status.attempt.shift(by_s), suspension=gone)
-        case Stopping():
-            its = status.suspension and status.suspension.shift(by_s)
-            return replace(status, attempt=status.attempt.shift(by_s), suspension=its)
+    if isinstance(status, Waiting | Over):
+        return status
+    moved = replace(status, attempt=status.attempt.shift(by_s))
+    if isinstance(moved, Active) or not moved.suspension:
+        return moved
+    return replace(moved, suspension=moved.suspension.shift(by_s))

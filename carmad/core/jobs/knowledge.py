@@ -29,7 +29,6 @@ NEWS = 0.01  # a relative change of a step time that is worth saving
 DURATION_NEWS, MEMORY_NEWS = 0.25, 0.05
 MOST_KINDS = 64  # of waiting jobs that an end is looked at for
 MOST_RENEWED = 256  # jobs per end, the first in line: the others' turn comes with the next ends
-MEASURED = "history"  # the source of estimates from earlier runs
 _NUMBER = re.compile(r"\d+")
 
 
@@ -243,7 +242,7 @@ def takes_measurements(job: Job) -> bool:
     """Whether a new measurement of earlier runs replaces the estimate of this waiting job: not
     what its owner declared or what its script showed."""
     open_still = job.awaits_estimate or job.lives or not job.spec.gpus
-    return not open_still and (job.estimate is None or job.estimate.source == MEASURED)
+    return not open_still and (job.estimate is None or job.estimate.source == promises.MEASURED)
 
 
 def is_new_estimate(old: Estimate | None, new: Estimate) -> bool:

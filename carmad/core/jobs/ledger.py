@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -112,10 +112,8 @@ class Ledger:
         self._places: dict[JobId, Place] = {}  # of the queued jobs
         self._line: list[Place] = []  # the same, sorted
         self._queued: list[Job] = []  # the jobs, in that order
-        self._of_cpus: list[Place] = []  # of these, the jobs without GPUs
         self._queue: tuple[Job, ...] | None = None  # `_queued` as a tuple; None: outdated
         self._running: tuple[Job, ...] | None = None
-        self._on_gpus: tuple[Job, ...] = ()  # of `_running`
         self._residents: dict[GpuId, dict[JobId, Job]] = {}
         self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
         self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
@@ -179,7 +177,6 @@ class Ledger:
             self._places[id] = (first, usual, nice, order, rank, at, id)
         self._line = sorted(self._places.values())
         self._queued = [self.jobs.rows[place[-1]] for place in self._line]
-        self._of_cpus = [place for place in self._line if not self.jobs.rows[place[-1]].spec.gpus]
         self._queue = None
 
     def changes(self) -> tuple[Job, ...]:
@@ -216,7 +213,7 @@ class Ledger:
 
     def line_of_cpus(self) -> Iterator[Job]:
         """The queued jobs without GPUs, in order."""
-        return (self.jobs.rows[place[-1]] for place in self._of_cpus)
+        return (job for job in self.line() if not job.spec.gpus)
 
     def line_with(self, job: Job) -> tuple[Job, ...]:
         """The queue as if `job` were in it."""
@@ -227,13 +224,11 @@ class Ledger:
         """The jobs that are running, starting or stopping, by id."""
         if self._running is None:
             self._running = tuple([self.holders[id] for id in sorted(self.holders)])
-            self._on_gpus = tuple([job for job in self._running if job.gpus])
         return self._running
 
     def on_gpus(self) -> tuple[Job, ...]:
         """Those of them that hold GPUs."""
-        self.running()
-        return self._on_gpus
+        return tuple([job for job in self.running() if job.gpus])
 
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
         """The jobs that hold this GPU, by id, so that the order survives a restart."""
@@ -288,8 +283,6 @@ class Ledger:
 
     def _join_line(self, job: Job) -> None:
         place = self._places[job.id] = self._place(job)
-        if not job.spec.gpus:
-            insort(self._of_cpus, place)
         at = bisect_left(self._line, place)
         self._line.insert(at, place)
         self._queued.insert(at, job)
@@ -302,8 +295,6 @@ class Ledger:
         place = self._places.pop(job.id)
         at = bisect_left(self._line, place)
         del self._line[at], self._queued[at]
-        if not job.spec.gpus:
-            del self._of_cpus[bisect_left(self._of_cpus, place)]
         self._queue = None
         self.conditional.pop(job.id, None)
         del self._groups[job.group][job.id]

@@ -121,17 +121,6 @@ def _stage(tree: Mapping[str, Any]) -> Stage:
     nodes = range(len(left))
     # JSON has the shortest decimals that identify a 32-bit float, not its exact value.
     condition = [float(np.float32(value)) for value in tree["split_conditions"]]
-    value = list(condition)  # for a leaf, its value
-    cover = tree["sum_hessian"]  # with squared errors, the weight of the rows that reach the node
-
-    def fill(node: int) -> None:
-        if left[node] != LEAF:
-            both = (left[node], right[node])
-            for child in both:
-                fill(child)
-            value[node] = sum(value[n] * cover[n] for n in both) / sum(cover[n] for n in both)
-
-    fill(0)
     leaf = [left[node] == LEAF for node in nodes]
     return Stage(
         feature=tuple(LEAF if leaf[n] else tree["split_indices"][n] for n in nodes),
@@ -139,6 +128,7 @@ def _stage(tree: Mapping[str, Any]) -> Stage:
         left=tuple(left),
         right=tuple(right),
         missing=tuple(left[n] if tree["default_left"][n] else right[n] for n in nodes),
-        value=tuple(float(f"{each:.7g}") for each in value),  # a 32-bit float has no more digits
+        # A 32-bit float has no more digits.
+        value=tuple(float(f"{condition[n]:.7g}") if leaf[n] else 0.0 for n in nodes),
         gain=tuple(tree["loss_changes"]),
     )

@@ -77,7 +77,7 @@ def test_a_sample_that_began_before_the_window_counts_for_what_is_in_it():
     window.add(GpuSample("g", 0.0, sm_active=0.0))
     window.add(GpuSample("g", 50.0, sm_active=1.0))
     window.add(GpuSample("g", 55.0, sm_active=0.0))
-    assert window.score.sm_mean == pytest.approx(0.5)
+    assert window.recent.score.sm_mean == pytest.approx(0.5)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=40))
@@ -85,14 +85,14 @@ def test_the_short_cut_to_the_verdict_agrees_with_the_score(values):
     window = Window(Monitor(), Risk())
     for at, (sm, dram) in enumerate(values):
         window.add(GpuSample("g", float(at), sm_active=sm, dram_active=dram))
-    assert window.recent.risky(Risk()) is window.score.risky(Risk())
+    assert window.recent.risky(Risk()) is window.recent.score.risky(Risk())
 
 
 def test_samples_at_one_instant_divide_by_nothing():
     window = Window(Monitor(), Risk())
     window.add(GpuSample("g", 0.0, sm_active=0.5))
     window.add(GpuSample("g", 0.0, sm_active=0.9))
-    assert window.score.sm_mean == pytest.approx(0.5)  # the second stood for no time
+    assert window.recent.score.sm_mean == pytest.approx(0.5)  # the second stood for no time
 
 
 def test_of_levels_at_one_instant_the_mean_is_the_last():
@@ -106,14 +106,14 @@ def test_a_sample_shorter_than_a_period_counts_for_what_it_is():
 
 def test_only_the_window_counts():
     window = fed([1.0] * 30 + [0.0] * 30)
-    assert window.score.sm_active == 0.0
-    assert window.score.samples == 30
+    assert window.recent.score.sm_active == 0.0
+    assert window.recent.score.samples == 30
 
 
 def test_utilisation_stands_in_for_smact_and_says_so():
     window = Window(Monitor(), Risk())
     window.add(GpuSample("g", 0.0, utilization=0.9))
-    score = window.score
+    score = window.recent.score
     assert (score.sm_source, score.sm_active) == ("utilization", pytest.approx(0.9))
     assert score.sm_occupancy is None and score.dram_active is None
 
@@ -121,8 +121,8 @@ def test_utilisation_stands_in_for_smact_and_says_so():
 def test_nothing_known_is_no_risk_and_no_zero():
     window = Window(Monitor(), Risk())
     window.add(GpuSample("g", 0.0))
-    assert window.score == Score(samples=1)
-    assert not window.score.risky(Risk())
+    assert window.recent.score == Score(samples=1)
+    assert not window.recent.score.risky(Risk())
 
 
 @pytest.mark.parametrize(

@@ -52,15 +52,9 @@ def test_a_tree_predicts_the_class_of_the_leaf() -> None:
     assert TREE.predict({"busy": 0.51, "amp": 1.0}) == "medium"
 
 
-def test_a_tree_tells_its_path() -> None:
-    assert TREE.path({"busy": 0.9, "amp": 1.0}) == ("busy 0.9 > 0.5", "amp 1 > 0.5")
-    assert TREE.path({"busy": 0.25}) == ("busy 0.25 ≤ 0.5",)
-
-
 def test_where_a_value_is_unknown_a_tree_goes_with_most_rows() -> None:
     assert TREE.predict({"busy": 0.9}) == "jumbo"  # three rows without AMP, two with
     assert TREE.predict({"busy": 0.9, "amp": nan}) == "jumbo"
-    assert TREE.path({"busy": 0.9})[1] == "amp unknown, most were ≤ 0.5"
 
 
 def test_a_tree_as_text() -> None:
