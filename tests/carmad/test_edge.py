@@ -11,6 +11,7 @@ import pytest
 
 from carmad.daemon import parts
 from carmad.installed import look_again
+from cli.commands import doctor
 from cli.main import main, run
 from cli.verbs import find_word
 from tests.daemon import NO_KERNELS, Carmad
@@ -327,7 +328,9 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
 def test_the_doctor_does_what_packages_add_and_survives_broken_ones(
     installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sys.modules.pop("cli.commands.doctor", None)  # which may know its options already
+    # It knows its options already; and other tests' doctor has none of a package's.
+    monkeypatch.setattr("cli.commands.doctor", doctor)
+    monkeypatch.delitem(sys.modules, doctor.__name__)
     assert run(["doctor", "--the-roof"]) == 0
     assert capsys.readouterr().out.split() == ["ok", "roof", "on"]
     monkeypatch.setattr("carmad.paths.is_served", lambda: False)
