@@ -325,9 +325,17 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
 
 
 def test_the_doctor_does_what_packages_add_and_survives_broken_ones(
-    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
-    sys.modules.pop("cli.commands.doctor", None)  # which may know its options already
+    def forget() -> None:
+        """Which options it has: it learns that when it is imported."""
+        sys.modules.pop("cli.commands.doctor", None)
+
+    forget()
+    request.addfinalizer(forget)
     assert run(["doctor", "--the-roof"]) == 0
     assert capsys.readouterr().out.split() == ["ok", "roof", "on"]
     monkeypatch.setattr("carmad.paths.is_served", lambda: False)
