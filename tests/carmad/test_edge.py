@@ -11,7 +11,6 @@ import pytest
 
 from carmad.daemon import parts
 from carmad.installed import look_again
-from cli.commands import doctor
 from cli.main import main, run
 from cli.verbs import find_word
 from tests.daemon import NO_KERNELS, Carmad
@@ -326,11 +325,17 @@ def test_verbs_of_packages_are_listed_and_explained_as_others(
 
 
 def test_the_doctor_does_what_packages_add_and_survives_broken_ones(
-    installed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
-    # It knows its options already; and other tests' doctor has none of a package's.
-    monkeypatch.setattr("cli.commands.doctor", doctor)
-    monkeypatch.delitem(sys.modules, doctor.__name__)
+    def forget() -> None:
+        """Which options it has: it learns that when it is imported."""
+        sys.modules.pop("cli.commands.doctor", None)
+
+    forget()
+    request.addfinalizer(forget)
     assert run(["doctor", "--the-roof"]) == 0
     assert capsys.readouterr().out.split() == ["ok", "roof", "on"]
     monkeypatch.setattr("carmad.paths.is_served", lambda: False)
