@@ -16,6 +16,7 @@ from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM
 from carmad.attempt import cgroup as cgroups
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import (
+    UNKNOWN,
     descendants,
     end_of,
     handles,
@@ -339,6 +340,15 @@ class Tree:
 
 def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def how_it_ended(status: int) -> tuple[int | None, int | None]:
+    """The exit code, or the signal; neither if that is not known."""
+    if status == UNKNOWN:
+        return None, None
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
 
 
 def _session(pid: int) -> int:

@@ -46,7 +46,7 @@ from signal import SIGTERM
 
 from carmad.attempt.cgroup import MemoryEvents, cgroup_beside, create, name_of, settle, unit_cgroup
 from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
-from carmad.attempt.process_tree import Tree, boottime
+from carmad.attempt.process_tree import Tree, boottime, how_it_ended
 from carmad.attempt.starting import (
     REPORT_BYTES,
     CannotStart,
@@ -340,15 +340,6 @@ def open_followed(pid: int, start: int) -> int:
         os.close(pidfd)
         return -1
     return pidfd
-
-
-def how_it_ended(status: int) -> tuple[int | None, int | None]:
-    """The exit code, or the signal; neither if that is not known."""
-    if status == UNKNOWN:
-        return None, None
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
 
 
 def supervise(directory: str) -> None:

@@ -25,7 +25,7 @@ from signal import SIGCHLD, SIGKILL, sigtimedwait
 
 from carmad.attempt.cgroup import oom_kills, own_cgroup
 from carmad.attempt.proc import descendants, processes, read_file, tell_kernel, write_file
-from carmad.attempt.process_tree import Tree
+from carmad.attempt.process_tree import Tree, how_it_ended
 from carmad.attempt.starting import (
     REPORT_BYTES,
     Launch,
@@ -38,7 +38,6 @@ from carmad.attempt.starting import (
     start_program,
     write_all,
 )
-from carmad.attempt.supervisor import how_it_ended
 
 # -- limits on the processes and memory of a trial, including all that it starts. If systemd has
 # delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has its own cgroup below it,
