@@ -27,11 +27,10 @@ from lab.lucid.runs import PREEMPTION_S
 from lab.main import main
 from lab.policies import simulate_with
 from lab.processes import in_processes
-from policies import baselines
+from policies import baselines, views
 from policies.preemptive import Preemptive, Room
 from policies.ranked import Ranked
 from policies.rules import Fit
-from policies.views import fewest
 
 SIZES = {"128": "16x8xA6000-48GB", "96": "12x8xA6000-48GB"}  # the paper's, and a higher load
 NODE = 8  # GPUs
@@ -146,7 +145,7 @@ class PreemptiveTogether(Preemptive):
                     nodes.setdefault(view.node_of[gpu.id], []).append(gpu.id)
             return fewest_nodes([tuple(gpus) for gpus in nodes.values()], head.spec.gpus)
 
-        preempted = fewest(self._lower(head, view, leaving), lambda jobs: bool(left_by(jobs)))
+        preempted = views.fewest(self._lower(head, view, leaving), lambda jobs: bool(left_by(jobs)))
         if preempted is None:
             return None
         return Room(left_by(preempted), tuple(preempted), Reason("making_room"))

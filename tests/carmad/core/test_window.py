@@ -26,7 +26,7 @@ def fed(values, monitor=None, **others):
 
 
 def test_nothing_is_known_without_readings():
-    score = fed([]).score
+    score = fed([]).recent.score
     assert (score.sm_active, score.sm_mean, score.samples) == (None, 0.0, 0)
 
 
@@ -69,7 +69,9 @@ def test_a_long_sample_counts_as_that_many_short_ones(runs):
         at += length
         long.add(GpuSample("g", float(at), sm_active=value, dram_active=value / 2))
     for metric in ("sm_active", "dram_active", "sm_mean"):
-        assert getattr(long.score, metric) == pytest.approx(getattr(short.score, metric))
+        assert getattr(long.recent.score, metric) == pytest.approx(
+            getattr(short.recent.score, metric)
+        )
 
 
 def test_a_sample_that_began_before_the_window_counts_for_what_is_in_it():
