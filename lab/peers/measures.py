@@ -32,7 +32,6 @@ CANCELLED = 5_000
 PY = "py"
 LISTINGS = ("queue", "queue, as JSON")
 FOR_SCRIPTS = ("submit", *LISTINGS, "cancel")  # called by the thousand
-Goal = tuple[float, str]  # as in a Line
 GOAL_FOR_SCRIPTS, GOAL_FOR_PEOPLE, GOAL_OF_MANY = (7.0, PY), (20.0, PY), (500.0, "")
 PROCESS = GflowProcess.name
 
@@ -227,7 +226,7 @@ def _time(
     jobs: Mapping[str, list[str]],
     rounds: int,
     verbs: Sequence[str] = (),
-    many: Goal | None = None,
+    many: tuple[float, str] | None = None,
 ) -> Iterator[Line]:
     """Programs take turns, so that what else the machine does meets all of them."""
     time.sleep(SETTLE_S)
@@ -248,7 +247,7 @@ def _time(
 
 
 def _time_arrays(
-    systems: Sequence[System], count: int, rounds: int, many: Goal | None = None
+    systems: Sequence[System], count: int, rounds: int, many: tuple[float, str] | None = None
 ) -> list[Line]:
     folding = [system for system in systems if system.folds]
     arrays = {system.name: system.fill_array(count) for system in folding}

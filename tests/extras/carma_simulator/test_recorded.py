@@ -440,14 +440,14 @@ def as_told(was: Job, now: Job, at: float) -> AttemptOut:
     exit = now.exit or now.failures[-1]
     assert was.started_at is not None
     return {
-        "gpus": list(was.gpus),
-        "mode": was.mode and was.mode.value,
+        "gpus": was.gpus,
+        "mode": was.mode,
         "started_at": stamp(was.started_at),
         "first_kernel_at": iso(was.kernels[0][1] if was.kernels else None),
         "ended_at": stamp(at),
-        "cause": exit.cause.value,
+        "cause": exit.cause,
         "evidence": exit.evidence,
-        "neighbours": list(exit.neighbours),
+        "neighbours": exit.neighbours,
     }
 
 
