@@ -138,7 +138,7 @@ class _Server:
 
     def _fork(self, directory: str) -> None:
         log = os.open(f"{directory}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        block(*range(1, 65))  # none may reach a child that would handle it as we do
+        block(*signal.valid_signals())  # none may reach a child that would handle it as we do
         try:
             pid = os.fork()
             if pid == 0:

@@ -113,9 +113,10 @@ def test_a_job_cannot_tell_it_from_a_program_of_its_own(
 
 
 def test_a_supervisor_has_nothing_of_the_servers(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither its sockets nor another job's files; and it says whose it is."""
+    """Neither its sockets nor another job's files; and it says whose it is. The server says
+    nothing: the daemon's log is for what an administrator should know."""
     monkeypatch.delenv("TZ", raising=False)
     first, second = waiting(bench), waiting(bench, id=2)
     pid = bench.started(second)["pid"]
@@ -123,6 +124,7 @@ def test_a_supervisor_has_nothing_of_the_servers(
     assert not [link for link in links if link.startswith("socket:")], links
     assert not [link for link in links if str(bench.directory(first)) in link], links
     assert Path(f"/proc/{pid}/comm").read_text() == "carma:2.1\n"
+    assert capfd.readouterr().err == ""
     shown = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     assert shown == [b"carma:2.1", os.fsencode(bench.directory(second))]
     assert Path(f"/proc/{pid}/environ").read_bytes().strip(b"\0") == b""
