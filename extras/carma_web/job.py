@@ -377,8 +377,8 @@ def timeline(request: Request) -> Response:
     drawn: dict[str, charts.Chart] = {}
     with suppress(Refused):  # nothing is recorded of that time any more
         if begun:
-            span = {"since": min(begun), "until": found.get("ended_at")}
-            answer: TimelineOut = client.get("/v1/timeline", **span)
+            until = found.get("ended_at")
+            answer: TimelineOut = client.get("/v1/timeline", since=min(begun), until=until)
             drawn |= charts.job_charts(answer, found, request.app.state.hues)
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
