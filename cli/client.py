@@ -24,6 +24,7 @@ __all__ = [
     "named",
     "outcomes",
     "outlive_stop",
+    "patiently",
     "post",
     "requeue",
     "resolve",
@@ -35,7 +36,7 @@ __all__ = [
 SLURM = "slurm:"
 
 _daemon = Client()
-get, post = _daemon.get, _daemon.post
+get, post, patiently = _daemon.get, _daemon.post, _daemon.patiently
 wait_for, requeue = _daemon.wait, _daemon.request_requeue
 
 

@@ -657,7 +657,9 @@ def test_logs_are_followed_until_the_job_ends(
         time.sleep(0.05)
         with log.open("wb", buffering=0) as file:
             file.write(b"first ")
+            fake.refuse_all = 503, "unavailable"  # carmad restarts
             time.sleep(0.05)
+            fake.refuse_all = None
             file.write(b"second")
             log_of(fake, log, state="succeeded")
 
