@@ -186,7 +186,9 @@ def _supervise(directory: str, log: int) -> NoReturn:
         null = os.open("/dev/null", os.O_RDWR)
         for fd, target in ((null, 0), (null, 1), (log, 2)):
             os.dup2(fd, target)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        # Not up to the limit of open files, which may be a billion: some Pythons try each.
+        highest = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        os.closerange(3, highest + 1)
         _rename(f"carma:{Path(directory).name}", directory)
         sys.argv[1:] = [directory]
         supervisor.main()

@@ -86,6 +86,26 @@ def waiting(bench: Bench, id: int = 1) -> Job:
 
 # -- what is started, is started as it should be
 
+CLOSES = """
+import os, sys
+from carmad.attempt import forkserver
+close, asked = os.closerange, []
+os.closerange = lambda low, high: (asked.append(high - low), close(low, high))
+def look():
+    found = sorted(os.listdir("/proc/self/fd"))
+    os.write(2, f"{max(asked) < 200} {found}".encode())
+forkserver.supervisor.main = look
+os.dup2(0, 100)
+forkserver._supervise(sys.argv[1], os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_CREAT))
+"""
+
+
+def test_files_are_closed_one_by_one_only_as_far_as_there_are_any(tmp_path: Path) -> None:
+    """In a container, as many as a billion may be open; a Python built for an old C library tries
+    each, which takes a minute."""
+    subprocess.run([sys.executable, "-c", CLOSES, str(tmp_path)], check=True)
+    assert (tmp_path / "log").read_text() == "True ['0', '1', '2', '3']", "3 is the look's own"
+
 
 def test_a_job_cannot_tell_it_from_a_program_of_its_own(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
