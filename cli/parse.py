@@ -191,7 +191,7 @@ def whole(low: int, high: int = MOST) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
-            most = f" to {high}" if high < MOST else " on"
+            most = f" to {high}" if high < MOST or len(text) >= len(str(MOST)) else " on"
             raise ArgumentTypeError(f"{text!r} is not a whole number from {low}{most}")
         return int(text)
 

@@ -39,6 +39,10 @@ INSTEAD = {  # of options that CARMA does not have, or had
     "carma history --export": "use `carma simulate --history --export FILE`",
     "carma top --watch": "use --every SECONDS",
     "carma top -w": "use --every SECONDS",
+    **{
+        f"carma report --{part}": "use --step TIME --stages 'load=TIME forward=TIME …'"
+        for part in ("load", "forward", "backward", "communication", "sync")
+    },
 }
 
 

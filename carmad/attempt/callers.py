@@ -69,6 +69,8 @@ def title_of(pid: int) -> tuple[list[str], str]:
             words, env={}, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         title = hear(reader, TITLE_WITHIN_S)
+        if reader.returncode:
+            raise ProcessLookupError
     except (OSError, subprocess.SubprocessError) as error:
         raise CarmaError(
             f"the command and directory of process {pid} cannot be read",

@@ -138,7 +138,7 @@ class _Server:
 
     def _fork(self, directory: str) -> None:
         log = os.open(f"{directory}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        block(*range(1, 65))  # none may reach a child that would handle it as we do
+        block(*signal.valid_signals())  # none may reach a child that would handle it as we do
         try:
             pid = os.fork()
             if pid == 0:
@@ -186,7 +186,9 @@ def _supervise(directory: str, log: int) -> NoReturn:
         null = os.open("/dev/null", os.O_RDWR)
         for fd, target in ((null, 0), (null, 1), (log, 2)):
             os.dup2(fd, target)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        # Not up to the limit of open files, which may be a billion: some Pythons try each.
+        highest = max(int(fd.name) for fd in Path("/proc/self/fd").iterdir())
+        os.closerange(3, highest + 1)
         _rename(f"carma:{Path(directory).name}", directory)
         sys.argv[1:] = [directory]
         supervisor.main()

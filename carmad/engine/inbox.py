@@ -43,8 +43,10 @@ class _Lane:
 
     waiting: deque[Delivery] = field(default_factory=deque)
     credit: int = 0
+    is_new: bool = True  # it has not had a turn yet
 
     def serve(self) -> Iterator[Delivery]:
+        self.is_new = False
         self.credit += TURN
         while self.waiting and self.waiting[0].weight <= self.credit:
             self.credit -= self.waiting[0].weight
@@ -66,11 +68,12 @@ class Backlog:
             self._lanes.setdefault(delivery.user, _Lane()).waiting.append(delivery)
 
     def take(self, now: float) -> list[Delivery]:
-        """A batch: what the world has told, and turns of users up to one quantum. What waited for
-        its turn happens now."""
+        """A batch: what the world has told, and turns of users up to one quantum, first of those
+        who have had none. What waited for its turn happens now."""
         most = min(len(self._world), MOST_AT_ONCE)
         batch = [self._world.popleft() for _ in range(most)]
         left = QUANTUM
+        self._lanes = OrderedDict(sorted(self._lanes.items(), key=lambda lane: not lane[1].is_new))
         while self._lanes and left > 0:
             user, lane = self._lanes.popitem(last=False)
             for each in lane.serve():

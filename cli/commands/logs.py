@@ -87,7 +87,13 @@ def _await_start(job: dict[str, Any], path: str) -> dict[str, Any]:
     while not (Path(path).exists() or job["state"] in ENDED or is_late):
         is_late = has_log(job)
         time.sleep(ASK_S)
-        job = client.get(f"/v1/jobs/{label}")
+        job = _again(label)
+    return job
+
+
+def _again(label: str) -> dict[str, Any]:
+    """The job as it is now; carmad may be restarting."""
+    job: dict[str, Any] = client.patiently(lambda: client.get(f"/v1/jobs/{label}"))
     return job
 
 
@@ -99,10 +105,11 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follows: bool)
         yield shown(text)
     if follows:
         file.seek(end)
-        path = f"/v1/jobs/{job['label']}"
-        yield from map(
-            shown, news(log.news, lambda: client.get(path)["state"] in ENDED, time.sleep, ASK_S)
-        )
+
+        def has_ended() -> bool:
+            return _again(job["label"])["state"] in ENDED
+
+        yield from map(shown, news(log.news, has_ended, time.sleep, ASK_S))
 
 
 def _may_attack(job: dict[str, Any]) -> bool:

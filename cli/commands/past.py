@@ -108,7 +108,11 @@ def history(
     query: dict[str, Any] = {"user": user_of(user, me), **period}
     if table:
         if words or states or limit or json or as_csv or sort or reverse:
-            raise Usage("--table prints every job", "choose by --user, --since and --until alone")
+            raise Usage(
+                "--table prints every job",
+                "choose by --user, --since and --until alone; for a file: carma history --table"
+                " >FILE",
+            )
         _write_table(query)
         return 0
     query["text"] = " ".join(words or ()) or None

@@ -374,11 +374,12 @@ def timeline(request: Request) -> Response:
     label = label_in(request)
     found: JobOut = client.get(f"/v1/jobs/{label}")
     begun = [each["started_at"] for each in (*found["attempts"], found) if each["started_at"]]
-    since, until = min(begun, default=None), found.get("ended_at")
     drawn: dict[str, charts.Chart] = {}
     with suppress(Refused):  # nothing is recorded of that time any more
-        answer: TimelineOut = client.get("/v1/timeline", since=since, until=until)
-        drawn |= charts.job_charts(answer, found, request.app.state.hues)
+        if begun:
+            until = found.get("ended_at")
+            answer: TimelineOut = client.get("/v1/timeline", since=min(begun), until=until)
+            drawn |= charts.job_charts(answer, found, request.app.state.hues)
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
         drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)

@@ -19,6 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from carmad.plugin import Job, Links, Profile, StageTimes, View
+from policies.backfilling import is_overdue
 from policies.castor.neighbours import OVERRUN
 from policies.cuckoo.interleaving import Model, Phases, standalone
 from policies.cuckoo.site import Site
@@ -132,12 +133,14 @@ class Member(NamedTuple):
     stages: tuple[StageTimes, ...]  # one per kind of the site; empty: unknown
     alone: tuple[float, ...]  # duration of an iteration, by kind
     left_s: tuple[float, ...]  # the part of its duration that remains, by kind
+    certain: tuple[bool, ...]  # whether that is as predicted, and not a guess, by kind
     deadline_s: float  # infinite: none
     need_mib: int
     room_mib: int  # that must be free beside another job
     uid: int  # the user whose jobs it may share with under MPS; otherwise `ANYONE`
     shares: bool  # it need not be alone, and nothing is missing
     missing: str  # the reason code of what must be known before it is packed; "": nothing
+    overdue: bool  # it may be overtaken no longer if nobody knows when it can start
 
 
 def find_members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
@@ -157,19 +160,23 @@ def _member(
     expected_s, wanted, missing = job.expected_s, view.demand(job), _missing(job, told)
     # Predictions are assumed to be for the first kind.
     first_s = mean_s if expected_s is None else expected_s
+    whole_s = [first_s * each / alone[0] for each in alone]
+    attained_s, is_predicted = job.attained_s(view.now), expected_s is not None
     deadline_at, needs_mib = job.spec.deadline_at, need_mib(job)
     conditions = view.settings.preconditions_for("cuckoo")
     return Member(
         job,
         stages,
         alone,
-        left_s=tuple([left_s(job, view.now, first_s * each / alone[0]) for each in alone]),
+        left_s=tuple([left_s(job, view.now, each) for each in whole_s]),
+        certain=tuple([job.leaves or (is_predicted and attained_s < each) for each in whole_s]),
         deadline_s=math.inf if deadline_at is None else deadline_at - view.now,
         need_mib=needs_mib,
         room_mib=max(needs_mib + margin_mib(job.retry, conditions), conditions.min_free_mib),
         uid=ANYONE if wanted.mps_uid is None else wanted.mps_uid,
         shares=not missing and not wanted.alone,
         missing=missing,
+        overdue=is_overdue(job, view),
     )
 
 

@@ -45,9 +45,9 @@ class Entry(NamedTuple):
         card = self.gpu.gpu
         return (card.node, card.name), card.name, None
 
-    def keep(self, plan: Planned, uid: int | None) -> Entry:
-        """Kept for a group, the next one there."""
-        lent_s = plan.begin_s if self.free_s <= 0 else self.lent_s
+    def keep(self, plan: Planned, uid: int | None, lends: bool) -> Entry:
+        """Kept for a group, the next one there. `lends`: others may use it until then."""
+        lent_s = plan.begin_s * lends if self.free_s <= 0 else self.lent_s
         jobs = tuple([member.job.id for member in plan.group.members])
         return self._replace(free_s=max(plan.ends_s), after=jobs, uid=uid, lent_s=lent_s)
 
@@ -70,6 +70,12 @@ class Seats(NamedTuple):
         """The jobs that use them until then."""
         last = (entry for entry in self.entries if entry.free_s == self.window.begin_s)
         return tuple(dict.fromkeys(job for entry in last for job in entry.after))
+
+    def is_certain(self, running: Mapping[JobId, Member]) -> bool:
+        """Whether the jobs that use them now are to end as predicted. One that has outlived its
+        prediction may go on for long, and so may those that are let in meanwhile."""
+        there = ((running.get(job), entry.kind) for entry in self.entries for job in entry.after)
+        return all(member is None or member.certain[kind] for member, kind in there)
 
 
 class Turn(NamedTuple):
@@ -100,6 +106,7 @@ def schedule(
     """The schedule of groups, which are in queue order. `awaited` has, by running job, the queued
     one that will join it."""
     entries = {entry.gpu.id: entry for entry in _entries(running, awaited, where, packer)}
+    by_id = {member.job.id: member for member in running}
     starts: list[Turn] = []
     planned: dict[JobId, Planned] = {}
     for alike in _classes(groups, where):
@@ -117,8 +124,9 @@ def schedule(
         for plan, slot in zip(plans, slots, strict=True):
             if slot and slot.order == 1:
                 chosen = seats[slot.window]
+                lends = not plan.group.members[0].overdue or chosen.is_certain(by_id)
                 for each in chosen.entries:
-                    entries[each.gpu.id] = each.keep(plan, where.server(first))
+                    entries[each.gpu.id] = each.keep(plan, where.server(first), lends)
                 if plan.begin_s <= 0:
                     starts.append(Turn(plan, chosen.gpus))
         early = list(_lend(plans, entries.values(), where))

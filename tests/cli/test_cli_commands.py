@@ -350,6 +350,9 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
         ("--color always queue", "use NO_COLOR=1 or FORCE_COLOR=1"),
         ("history --limit x", "--limit: 'x' is not a whole number from 1 on"),
         ("run --pid 0", "--pid: '0' is not a whole number from 1 on"),
+        ("run --pid 99999999999", "is not a whole number from 1 to 1000000000"),
+        ("report --load 3ms", "use --step TIME --stages"),
+        ("history --table x.csv", "for a file: carma history --table >FILE"),
         ("queue --json=1", "--json takes no value\nhint: write --json alone"),
         ("status --json=1", "--json takes no value\nhint: write --json alone"),
     ):
@@ -654,7 +657,9 @@ def test_logs_are_followed_until_the_job_ends(
         time.sleep(0.05)
         with log.open("wb", buffering=0) as file:
             file.write(b"first ")
+            fake.refuse_all = 503, "unavailable"  # carmad restarts
             time.sleep(0.05)
+            fake.refuse_all = None
             file.write(b"second")
             log_of(fake, log, state="succeeded")
 

@@ -751,6 +751,19 @@ def test_gpus_kept_for_a_large_job_are_lent_to_those_that_end_before():
         assert sorted(filter(None, where(placements).values())) == found, "both end in time"
 
 
+def test_nothing_is_lent_for_long_while_nobody_knows_when_the_large_job_can_start():
+    """Job 9 has outlived its prediction, or has none. Short jobs, of which each may do the same,
+    must not keep job 1 out for good."""
+    large, short = queued(1, 500.0, wants=2), queued(2, 5.0, stages=NOTHING_LEFT)
+    for each in (running(9, 1, left_s=10.0), running(9, 1, left_s=None)):
+        assert where(plan(view_of(2, [large, short], each, now=59.0)))[2] == (0,)
+        assert where(plan(view_of(2, [large, short], each, now=600.0))) == {1: (), 2: ()}
+    late = running(9, 1, left_s=700.0)
+    assert where(plan(view_of(2, [large, short], late, now=600.0)))[2] == (0,), "as predicted"
+    leaves = running(9, 1, left_s=10.0, stop=Cause.CANCELLED, state=JobState.STOPPING)
+    assert where(plan(view_of(2, [large, short], leaves, now=600.0))) == {1: (), 2: ()}, "at once"
+
+
 def test_gpus_are_lent_to_those_who_suit_them():
     large, busy = queued(1, 500.0, wants=3, deadline=2000.0), running(9, 2, exclusive=True)
     needs = queued(2, estimate=Estimate(30_000, "x", firm=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from carmad.attempt import marks as module
+from carmad.attempt.callers import title_of
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import own_environment, process_stat, processes
 from carmad.attempt.starting import program
+from carmad.errors import CarmaError
 
 SILENT = """
 import os, sys, time
@@ -59,6 +62,17 @@ def test_the_values_are_those_of_the_processes() -> None:
         assert own_environment(pids[0])["MARK"] == "one"
         assert found.items() <= processes().items()
     assert Marks(b"MARK").having(b"one", found) == {}, "they are gone"
+
+
+def test_the_title_of_a_process_is_read_or_it_is_said_that_it_cannot_be() -> None:
+    with sleepers("one") as pids:
+        argv, cwd = title_of(pids[0])
+        assert argv[:2] == [sys.executable, "-c"]
+        assert cwd == str(Path.cwd())
+    with subprocess.Popen(["/bin/true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(CarmaError, match="cannot be read"):
+            title_of(ended.pid)  # it has no directory any more
 
 
 def test_one_that_does_not_answer_keeps_nobody_from_the_others(

@@ -86,7 +86,7 @@ def test_what_cannot_be_adopted_is_refused(daemon: Carmad) -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     assert "sees no process" in daemon.carma("run", "--pid", str(gone.pid), rc=1)
-    assert "greater than" in daemon.carma("run", "--pid", "0", rc=2)
+    assert "whole number from 1" in daemon.carma("run", "--pid", "0", rc=2)
     with pytest.raises(CarmaError, match="not yours"):
         own_process(os.getpid(), os.getuid() + 1)
 

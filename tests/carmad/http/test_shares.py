@@ -177,6 +177,22 @@ def test_who_comes_with_little_goes_before_another_s_thousands() -> None:
     assert users_of(backlog.take(4.0)) == [1]
 
 
+def test_nor_does_anybody_wait_for_several_who_have_much() -> None:
+    """Arrays come in parts of a whole quantum."""
+    backlog = Backlog()
+    for number in range(900):
+        backlog.put(delivery(1 + number % 9, number, QUANTUM))
+    backlog.take(1.0)
+    touched: Counter[int | None] = Counter()
+    for now in range(2, 60):
+        backlog.put(delivery(99))
+        taken = backlog.take(now)
+        assert 99 in users_of(taken), "in the next batch, whenever that is"
+        assert sum(each.weight for each in taken) <= 2 * QUANTUM
+        touched.update(users_of(taken))
+    assert min(touched[user] for user in range(1, 10)) >= 4, "and the others go on"
+
+
 def test_users_with_much_take_turns_by_what_they_touch() -> None:
     backlog = Backlog()
     for number in range(1000):

@@ -9,6 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from carma_web import charts, gpu
+from carma_web import job as page
 from carma_web.hues import COUNT, Hues
 from carma_web.overview import Line
 from cli import client
@@ -179,6 +180,19 @@ def test_an_older_carmad_tells_no_timeline(monkeypatch: pytest.MonkeyPatch) -> N
     said = gpu.sparks(Request({"type": "http", "query_string": b""}))
     assert said.status_code == 404
     assert "tells no timeline" in json.loads(bytes(said.body))["error"]
+
+
+def test_of_a_job_that_has_not_begun_no_timeline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All GPUs' day, each time that its page is looked at."""
+    asked: list[str] = []
+
+    def get(path: str, **query: object) -> Any:
+        asked.append(path)
+        return {"id": 7, "attempts": [], "started_at": None, "metrics": {}}
+
+    monkeypatch.setattr(client, "get", get)
+    page.timeline(Request({"type": "http", "path_params": {"label": "7"}}))
+    assert asked == ["/v1/jobs/7", "/v1/jobs/7/metrics"]
 
 
 # the line
