@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SLURM = "slurm:"
 
 _daemon = Client()
-get, post = _daemon.get, _daemon.post
+get, post, patiently = _daemon.get, _daemon.post, _daemon.patiently
 wait_for, requeue = _daemon.wait, _daemon.request_requeue
 
 

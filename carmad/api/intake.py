@@ -102,10 +102,11 @@ async def submit(call: Caller, body: SubmitIn) -> Response:
 async def read(call: Call, body: SubmitIn) -> Submission:
     """The request as a submission, with what it is to be checked against."""
     service, peer, at = call.service, call.peer, call.service.now()
-    scene = await service.scene(settled=True)
-    awaited = await find_awaited(call, body.after, scene) if body.after else ()
-    gpus, env_exclude = tuple(scene.gpus.values()), service.settings.submit.env_exclude
-    spec = job_spec(body, peer, awaited, gpus, scene.unread, env_exclude)
+    others = body.after or body.urgent or body.unless_running is not None or body.interactive
+    scene = await service.scene(settled=True) if others else None
+    awaited = await find_awaited(call, body.after, scene) if scene and body.after else ()
+    tally, env_exclude = await service.tallied(), service.settings.submit.env_exclude
+    spec = job_spec(body, peer, awaited, tally.gpus, tally.unread, env_exclude)
     return Submission(at, body, spec, array_tasks(body.array), awaited, scene)
 
 
@@ -191,7 +192,7 @@ def _same(asked: Submission) -> JobId | None:
     def run(spec: JobSpec) -> object:
         return spec.runner, spec.stdout, spec.argv
 
-    jobs = asked.scene.live.rows.items()
+    jobs = asked.scene.live.rows.items() if asked.scene else ()
     return next((id for id, job in jobs if run(job.spec) == run(asked.spec)), None)
 
 

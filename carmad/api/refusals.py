@@ -41,7 +41,7 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
 
     Until the caller's next `await`, no other request can use up the quota.
     """
-    peer, spec, scene, settings = call.peer, asked.spec, asked.scene, call.service.settings
+    peer, spec, tally, settings = call.peer, asked.spec, call.service.tally, call.service.settings
     may_submit(call)
     may_be_nice(peer, asked.body.nice)  # not the spec's: a check of submissions may give more
     fits_the_kernel(asked.body)
@@ -53,13 +53,14 @@ def refuse(call: Call, asked: Submission, jobs: Sequence[JobSpec] = ()) -> None:
     may_wait_for(peer, asked.awaited)
     array = asked.body.array
     few_waits(len(array.indices) if array else 1, len(spec.after))
-    if spec.urgent:
-        within_the_budget(peer, scene)
-    if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
-        is_alone(spec, scene)
-    if not scene.unread:
-        fits_the_server(spec, tuple(scene.gpus.values()))
-    within_the_quota(call, jobs, scene, spec.gpus)
+    if asked.scene:
+        if spec.urgent:
+            within_the_budget(peer, asked.scene)
+        if asked.body.unless_running is not None and (jobs or asked.body.dry_run):
+            is_alone(spec, asked.scene)
+    if not tally.unread:
+        fits_the_server(spec, tally.gpus)
+    within_the_quota(call, jobs, spec.gpus)
 
 
 def may_submit(call: Call) -> None:
@@ -254,11 +255,11 @@ def is_alone(spec: JobSpec, scene: Scene) -> None:
             )
 
 
-def within_the_quota(call: Call, jobs: Sequence[JobSpec], scene: Scene, gpus: int = 0) -> None:
+def within_the_quota(call: Call, jobs: Sequence[JobSpec], gpus: int = 0) -> None:
     """`jobs`: that are to wait. `gpus`: that each of them would hold."""
     owner, tally, settings = call.peer.owner, call.service.tally, call.service.settings.limits
-    limit, most_mib = limit_of(owner, scene.limits, settings), settings.queued_mib_per_user
-    groups = [scene.limits[name] for it in call.peer.groups if (name := f"@{it}") in scene.limits]
+    limit, most_mib = limit_of(owner, tally.limits, settings), settings.queued_mib_per_user
+    groups = [tally.limits[name] for it in call.peer.groups if (name := f"@{it}") in tally.limits]
     for each in (limit, *groups):
         if each.gpus is not None and gpus > each.gpus:
             raise CarmaError(

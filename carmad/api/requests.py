@@ -339,4 +339,4 @@ class Submission:
     spec: JobSpec  # of the job, or of any task of the array
     tasks: Sequence[ArrayTask | None]  # without the array's id; None: it is no array
     awaited: Sequence[Awaited]
-    scene: Scene
+    scene: Scene | None  # None: no other job matters to it

@@ -141,11 +141,16 @@ class Service(Follower):
 
     def _capture(self, core: Scheduler) -> Scene:
         """Called in the core's thread: captured once for simultaneous requests."""
-        self.tally.begin(core)
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
             self._scene = core.snapshot(now)
         return self._scene
+
+    async def tallied(self) -> Tally:
+        """The tally, once it has begun."""
+        if not self.tally.begun:
+            await self.ask(self.tally.begin)
+        return self.tally
 
     async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
         """`make()`, called once per scene and `what`, and shared by all requests."""

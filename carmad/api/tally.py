@@ -1,4 +1,5 @@
-"""What each user has in the queue, for checking quotas without asking the core."""
+"""What submissions are checked against without asking the core, which would take longer than the
+rest of a submission: the GPUs, the limits, and what each user has in the queue."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from sys import getsizeof
 
+from carmad.core.gpus.gpu import Gpu
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Environment, JobSpec, Owner, Script, Secrets
-from carmad.core.messages import Step
+from carmad.core.messages import Discovered, Step
+from carmad.core.rules.limits import Limit
 from carmad.core.scheduler import Scheduler
 
 Stored = Environment | Script | Secrets
@@ -62,6 +65,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.begun = False
+        self.gpus: tuple[Gpu, ...] = ()
+        self.unread = ""  # why they are not known yet
+        self.limits: dict[str, Limit] = {}
         self._specs: dict[JobId, JobSpec] = {}  # of waiting jobs
         self._by_user: defaultdict[Owner, _Mine] = defaultdict(_Mine)
         self._lock = threading.Lock()
@@ -69,11 +75,17 @@ class Tally:
     def begin(self, core: Scheduler) -> None:
         """Called in the core's thread, between two steps; from then on `note` keeps it current."""
         if not self.begun:
+            self.gpus, self.unread = tuple(core.gpus.values()), core.state.fleet.unread
+            self.limits = dict(core.state.limits)
             self.begun = True
             self._count(core.jobs.rows.values())
 
     def note(self, step: Step) -> None:
         if self.begun:
+            for event in step.events:
+                if isinstance(event, Discovered):
+                    self.gpus, self.unread = event.gpus, event.unread
+            self.limits |= {limit.subject: limit for limit in step.limits}
             self._count(step.jobs)
 
     def waiting(self, owner: Owner, more: Sequence[JobSpec] = ()) -> Waiting:

@@ -24,7 +24,7 @@ LOOK_S = 2  # between two looks whether it runs
 BOUNDS = {
     "Type": "exec",  # once it is started, it has its standard streams
     "Restart": "on-failure",  # not when its standard input ends
-    "RestartSec": "5",
+    "RestartSec": "1",  # five starts in ten seconds are the last: the daemon has ended, too
     "MemoryMax": "256M",
     "TasksMax": "64",
     "NoNewPrivileges": "yes",

@@ -430,7 +430,7 @@ def test_the_metrics_are_served_from_a_unit_of_their_own_that_ends_with_carmad(
     machine.systemctl("restart", "carmad.service")
     page = until(lambda: got(f"http://127.0.0.1:{port}/metrics"), f"the metrics: {machine.log()}")
     assert b"\ncarma_up 1.0\n" in page
-    unit = f"carma-metrics-{main_pid(machine)}-1.service"
+    unit = f"carma-metrics-{main_pid(machine)}.service"
     assert machine.show(unit, "ActiveState") == "active"
     pid = machine.show(unit, "MainPID")
     assert machine.run("stat", "--format=%U", f"/proc/{pid}") == "nobody"

@@ -93,7 +93,7 @@ class Replay:
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, mode=0o700)
         settings = {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
-        words = [*python("cli.main"), "daemon", "run", "--emulated", self.cards]
+        words = [*python("carmad.daemon.main"), "--emulated", self.cards]
         words += ["--state-dir", str(self.directory), "--socket", self.socket]
         words += ["--config", os.devnull]
         with self.log.open("wb") as log:

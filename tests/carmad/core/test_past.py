@@ -162,7 +162,7 @@ def test_every_segment_has_the_past_and_the_models(
 ) -> None:
     monkeypatch.setattr(journal, "SEGMENTS", PLENTY)  # each flush fills one
     monkeypatch.setattr(builtin, "magm", learned)
-    monkeypatch.setattr(registry, "policy", learned)
+    monkeypatch.setattr(registry, "bare_policy", learned)
     server = Recorded(tmp_path)
     for second in server.busy_day(240):
         if second % 60 == 20:
@@ -186,7 +186,7 @@ def test_a_segment_without_them_would_be_noticed(
 ) -> None:
     """Shows that the test above can fail."""
     monkeypatch.setattr(builtin, "magm", learned)
-    monkeypatch.setattr(registry, "policy", learned)
+    monkeypatch.setattr(registry, "bare_policy", learned)
     server = Recorded(tmp_path)
     for _ in server.busy_day(30):
         pass

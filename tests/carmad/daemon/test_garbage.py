@@ -284,10 +284,10 @@ def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: 
 def test_nothing_is_loaded_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
     """Root may start the daemon from a user's directory."""
     (tmp_path / "fastapi.py").write_text("open('loaded', 'w')\nraise SystemExit(42)\n")
-    carma = Path(sys.executable).with_name("carma")
+    carmad = Path(sys.executable).with_name("carmad")
     where = ["--state-dir", str(tmp_path / "state"), "--socket", str(tmp_path / "sock")]
     started = subprocess.run(
-        [carma, "daemon", "run", "--emulated", "3xB1000", *where],
+        [carmad, "--emulated", "3xB1000", *where],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -199,7 +199,7 @@ def test_secrets_of_a_requeue_count_against_the_quota(tmp_path: Path) -> None:
         daemon.post("/v1/cancel", {"select": select})
         body = {"select": select, "env": {"HF_TOKEN": "x" * 30_000}}
         status, said = daemon.call("POST", "/v1/requeue", body)
-        assert status == 413 and "1.4 MiB" in said["error"], said
+        assert status == 409 and "1.4 MiB" in said["error"], said
         assert not list((daemon.state / "secrets").iterdir())
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from carma_testing import a_job, a_spec
-from carmad.api.models import detail_out
 from carmad.config import Settings
 from carmad.core.jobs.history import History
 from carmad.errors import CarmaError
 from carmad.learning.models import Lookup, Model
 from carmad.store import codec
-from cli.commands.models import model_details, model_list
+from cli.commands.models import model_list
 from estimators import duration
 from tests.carmad.learning.test_trained_shown import plain
 
@@ -115,13 +114,6 @@ def test_it_is_kept_as_json() -> None:
     assert json.loads(text)["seconds"] == {"ada's": 50.0}
     assert codec.decode_model(text) == TABLE
     assert (TABLE.predict("ada's"), TABLE.predict("bob's")) == (50.0, 0.0)
-
-
-def test_it_is_shown() -> None:
-    shown = plain(model_details(detail_out("forest", TABLE, see_all=False)))
-    assert "forest  (lookup)" in shown and "3 rows: a test" in shown
-    assert "median error (s)  2" in " ".join(shown.split()).replace(" 2", "  2")
-    assert "ada" not in shown
 
 
 @pytest.mark.parametrize(("days", "often"), [(7.0, "7 days"), (0.04, "58 min")])
