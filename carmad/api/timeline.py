@@ -169,11 +169,11 @@ class Span:
     @classmethod
     def choose(cls, since: float, until: float, now: float, step_s: int) -> Span:
         """With the finest bins of at least `step_s` of which there are not too many. Raises
-        CarmaError for no time at all."""
+        NotFound for no time at all."""
         since, until = max(since, now - KEPT_S), min(until, now)
         if since >= until:
             hint = f"The last {KEPT_S // HOUR_S} hours are kept; `since` must be before `until`."
-            raise CarmaError("nothing is recorded of that time", hint)
+            raise NotFound("nothing is recorded of that time", hint)
         fits = (s for s in STEPS_S if s >= step_s and (until - since) / s < MOST_POINTS - 1)
         step = next(fits, STEPS_S[-1])
         start = math.floor(since / step) * step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -375,11 +374,14 @@ def timeline(request: Request) -> Response:
     found: JobOut = client.get(f"/v1/jobs/{label}")
     begun = [each["started_at"] for each in (*found["attempts"], found) if each["started_at"]]
     drawn: dict[str, charts.Chart] = {}
-    with suppress(Refused):  # nothing is recorded of that time any more
-        if begun:
+    if begun:
+        try:
             until = found.get("ended_at")
             answer: TimelineOut = client.get("/v1/timeline", since=min(begun), until=until)
             drawn |= charts.job_charts(answer, found, request.app.state.hues)
+        except Refused as refused:
+            if refused.code != "not_found":
+                raise  # otherwise nothing is recorded of that time any more
     curves: MetricsOut = client.get(f"/v1/jobs/{label}/metrics")
     for name, curve in curves["metrics"].items():
         drawn[charts.metric_of(name)] = charts.metric_chart(name, curve)

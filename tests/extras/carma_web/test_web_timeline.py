@@ -195,6 +195,24 @@ def test_of_a_job_that_has_not_begun_no_timeline_is_read(monkeypatch: pytest.Mon
     assert asked == ["/v1/jobs/7", "/v1/jobs/7/metrics"]
 
 
+@pytest.mark.parametrize(("code", "is_shown"), [("not_found", True), ("unavailable", False)])
+def test_only_what_is_recorded_no_more_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, code: str, is_shown: bool
+) -> None:
+    def get(path: str, **query: object) -> Any:
+        if path == "/v1/timeline":
+            raise Refused("no", "", code)
+        return {"id": 7, "attempts": [], "started_at": "2026-11-30T12:00:00Z", "metrics": {}}
+
+    monkeypatch.setattr(client, "get", get)
+    asked = Request({"type": "http", "path_params": {"label": "7"}})
+    if is_shown:
+        assert json.loads(bytes(page.timeline(asked).body)) == {"charts": {}}
+    else:
+        with pytest.raises(Refused):
+            page.timeline(asked)
+
+
 # the line
 
 
