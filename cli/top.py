@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from textual.app import App
 from textual.binding import Binding
 from textual.containers import VerticalScroll
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -134,10 +136,11 @@ class Top(App[int]):
             return await asyncio.to_thread(what)
 
     async def _keep_up(self) -> None:
-        while True:
-            await self._look_around()
-            await asyncio.sleep(self._every_s)
-            await self.look()
+        with suppress(NoMatches):  # on its end, the widgets may be gone before this is cancelled
+            while True:
+                await self._look_around()
+                await asyncio.sleep(self._every_s)
+                await self.look()
 
     async def look(self) -> None:
         """Ask again. If the daemon does not answer, what it said last stays."""

@@ -101,6 +101,8 @@ class Reader:
         self.damage = Damage()
         self._engine = engine
         self._readers = threading.Lock()
+        # What `whole` read last: tasks of an array share it.
+        self._last_read: tuple[tuple[object, ...], JobSpec] | None = None
         self._secrets = SecretFiles(path.parent)
 
     def restore(self) -> Restored:
@@ -168,12 +170,19 @@ class Reader:
         task of a sweep. Raises CarmaError if they are no longer stored; see `JobSpec.lacking` for
         secrets."""
         spec = replace(spec, argv=command(spec))
-        if spec.environment or spec.script:
+        key = spec.environment, spec.script, spec.secrets
+        if not any(key):
+            return spec
+        last = self._last_read
+        if last is None or last[0] != key:
             with self._transaction() as connection:  # not `_reading`: launches skip that queue
-                spec = retention.with_contents(connection, spec)
-        if spec.secrets:
-            spec = replace(spec, env=spec.env + self.secrets(spec.secrets))
-        return spec
+                found = retention.with_contents(connection, spec)
+            if spec.secrets:
+                found = replace(found, env=found.env + self.secrets(spec.secrets))
+            last = key, found
+            if not found.lacking:  # they may be there again the next time
+                self._last_read = last
+        return replace(spec, env=last[1].env, script=last[1].script)
 
     def secrets(self, its: Secrets) -> Variables:
         """Those that are still stored."""

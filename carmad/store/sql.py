@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import Insert, dialect, insert
 
 from carmad.config import Retention
 from carmad.core.jobs.attempt import JobId
@@ -124,16 +124,26 @@ _VERSION_BYTES = 256  # disk space for the rows that record a change of a job
 SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
 
 
+def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
+    """SQL that takes many rows as they are: SQLAlchemy would process each of them."""
+    return str(statement.compile(dialect=dialect(paramstyle="named"), column_keys=list(columns)))
+
+
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
 # To set them is to rewrite their indexes.
 _FIXED = ("id", "user", "uid", "array", "environment", "script")
-_UPSERT_JOBS = _INSERT_JOB.on_conflict_do_update(
-    index_elements=[JOBS.c.id],
-    set_={column.name: column for column in _NEW if column.name not in _FIXED}
-    | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + literal_column(str(_VERSION_BYTES))},
+_UPSERT_JOBS = _for_driver(
+    _INSERT_JOB.on_conflict_do_update(
+        index_elements=[JOBS.c.id],
+        set_={column.name: column for column in _NEW if column.name not in _FIXED}
+        | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + literal_column(str(_VERSION_BYTES))},
+    ),
+    JOBS.c.keys(),
 )
-_INSERT_TRANSITION = insert(TRANSITIONS)
+_INSERT_TRANSITIONS = _for_driver(
+    insert(TRANSITIONS), (column.name for column in TRANSITIONS.c if not column.primary_key)
+)
 _SHIFT_TRANSITIONS = (
     update(TRANSITIONS)
     .where(TRANSITIONS.c.job.in_(GIVEN_IDS))
@@ -200,7 +210,7 @@ class SqlStore(Reader):
             if last:
                 states, divided, rest = _standing(connection, last)
                 written = [job_row(job) for job in (*last.values(), *rest)]
-                connection.execute(_UPSERT_JOBS, written)
+                connection.exec_driver_sql(_UPSERT_JOBS, written)
                 _share_past(connection, divided)
                 _take_ids(connection, last.values())
                 retention.keep_metrics(connection, step.events, last)
@@ -208,7 +218,7 @@ class SqlStore(Reader):
                 if notices := [*notice_rows(step)]:
                     connection.execute(_INSERT_NOTICE, notices)
                 if moved := [row | when for row in moves(step, states)]:
-                    connection.execute(_INSERT_TRANSITION, moved)
+                    connection.exec_driver_sql(_INSERT_TRANSITIONS, moved)
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)
             self._keep(connection, step.accounts)
@@ -223,6 +233,7 @@ class SqlStore(Reader):
             pairs = [{"id": id, "environment": its} for id, its in self._loose.items()]
             unused = [one["id"] for one in pairs if not connection.scalar(_NEEDS, one)]
         if unused:
+            self._last_read = None
             self._secrets.forget(unused)
         self._loose.clear()
 
@@ -323,7 +334,7 @@ class SqlStore(Reader):
     def _shift(self, connection: Connection, by_s: float) -> None:
         live = self._decode(connection.execute(LIVE_JOBS).all())
         if rows := [job_row(job.shift(by_s)) for job in live]:
-            connection.execute(_UPSERT_JOBS, rows)
+            connection.exec_driver_sql(_UPSERT_JOBS, rows)
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )

@@ -276,6 +276,7 @@ def test_dask_runs_its_tasks_as_jobs(executor: Executor, client: Client) -> None
     assert len({client.job(job)["label"] for job in found}) == 3
 
 
+@pytest.mark.long
 def test_what_python_asks_of_an_executor(client: Client, tmp_path: Path) -> None:
     suite = "test.test_concurrent_futures"
     python = next(filter(None, (find_python(f"3.{minor}", suite) for minor in (13, 12, 11))), None)
@@ -288,6 +289,7 @@ def test_what_python_asks_of_an_executor(client: Client, tmp_path: Path) -> None
     assert ran.stderr.count("... ok") >= 15
 
 
+@pytest.mark.long
 def test_a_function_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -54,6 +54,7 @@ def test_no_part_is_larger_than_it_was_told(example: ModuleType) -> None:
     assert seen == [4, 4, 4, 1]
 
 
+@pytest.mark.long
 def test_the_script_learns_the_same_as_carma_starts_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,6 +151,7 @@ def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.long
 def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Path) -> None:
     """From the daemon's side: files appear and disappear, and it receives the models."""
     now = time.time()

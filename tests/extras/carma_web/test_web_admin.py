@@ -125,6 +125,7 @@ def test_dark_and_on_a_phone(web: Web) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.long
 @needs_browser
 def test_what_another_policy_would_have_done(carmad: Carmad, web: Web) -> None:
     jobs = [carmad.submit(*train(memory_mib=4000, seconds=1), gpus=1) for _ in range(3)]
