@@ -53,7 +53,8 @@ class Scene:
         return self.memo.recall("gate", self._gate)
 
     def _gate(self) -> Gate:
-        lines = ([job for job in self.line if bool(job.spec.gpus) is of] for of in (True, False))
+        line = self.line  # what refers to the scene, and is kept in its memo, would keep it alive
+        lines = ([job for job in line if bool(job.spec.gpus) is of] for of in (True, False))
         known = self.now, self.live, self.held, self.limits, self.shares
         return Gate(*known, self.view.settings, self.unread, lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import tempfile
@@ -58,6 +59,29 @@ def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = N
 
 def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
     return Jobs(scene, lambda job, ahead: ("out", "err"), (uid, a_spec().user), see_all)
+
+
+LOOKS = "status jobs jobs/1 jobs/1/why jobs/2/why gpus share starts reservations health stats"
+
+
+def test_no_scene_outlives_the_next(daemon: Daemon) -> None:
+    """With it would its answers, of 16 MB each: carmad seldom looks for cycles."""
+    submit(daemon)
+    gc.collect()
+    before = len(scenes())
+    gc.disable()
+    try:
+        for _ in range(5):
+            for path in LOOKS.split():
+                assert daemon.call("GET", f"/v1/{path}")[0] == 200, path
+            submit(daemon, after=[{"job": "1", "kind": "afterany"}])
+        assert len(scenes()) <= before + 2
+    finally:
+        gc.enable()
+
+
+def scenes() -> list[object]:
+    return [each for each in gc.get_objects() if isinstance(each, Scene)]
 
 
 def test_the_elapsed_time_stops_at_the_end_and_while_the_job_is_suspended() -> None:
