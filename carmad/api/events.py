@@ -103,6 +103,7 @@ class Events(Follower):
         self._awaited: dict[JobId, set[asyncio.Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: Counter[int] = Counter()
+        self._texts: dict[tuple[int, bool], bytes] = {}
         self.listeners: list[Follower] = []
 
     def on_commit(self, step: Step) -> None:
@@ -202,6 +203,16 @@ class Events(Follower):
             self._streams[uid] -= 1
             if not self._streams[uid]:
                 del self._streams[uid]
+
+    def text(self, place: int, happening: Happening, sees: bool) -> bytes:
+        """What streams send of the happening before that place: hundreds of them the same. Called
+        in the event loop's thread."""
+        if (text := self._texts.get((place, sees))) is None:
+            if len(self._texts) >= KEPT:
+                self._texts.clear()
+            text = sse(event_out(happening, self.name(place), self.gpus, sees))
+            self._texts[place, sees] = text
+        return text
 
     @contextmanager
     def of_job(self, job: JobId) -> Iterator[asyncio.Event]:

@@ -10,7 +10,7 @@ from fastapi import Header
 from starlette.responses import Response, StreamingResponse
 
 from carmad.api.call import Call, Caller, Moment, Select, Word, resource
-from carmad.api.events import EventOut, Events, event_out, sse
+from carmad.api.events import EventOut, Events, sse
 from carmad.api.wire import parse_selection, stamp
 from carmad.core.happenings import Happening, Kind
 from carmad.core.jobs.job import Job
@@ -107,7 +107,7 @@ async def _stream(
                 for place, each in enumerate(found, begin + 1):
                     if (wanted is None or wanted.has(each)) and _is_of(each, user):
                         sees = each.job is None or call.may_touch(each.job)
-                        yield sse(event_out(each, known.name(place), known.gpus, sees))
+                        yield known.text(place, each, sees)
                 if not found:
                     if wanted is not None and wanted.are_over:
                         yield sse(_mark(known, place, call, "over"))

@@ -179,6 +179,9 @@ def test_a_large_sweep_comes_in_parts_and_others_in_between(daemon: Daemon) -> N
         assert [first for first, _ in heard if first in its] == [*its]
     told = daemon.service.events.read(0, 100)[1]
     assert [(each.kind, each.count) for each in told] == [(Kind.SUBMITTED, tasks)] * 3
+    events = daemon.service.events
+    assert events.text(1, told[0], True) is events.text(1, told[0], True), "once for all streams"
+    assert events.text(1, told[0], False) != events.text(1, told[0], True)
 
 
 def test_a_sweep_that_finds_the_disk_full_says_how_far_it_came(
