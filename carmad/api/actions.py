@@ -306,7 +306,7 @@ async def _carry_out(
     events, results = await run_in_threadpool(_judge, call, body, jobs, act, runs)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
-        await call.service.tallied()
+        await call.service.await_tally()
         refusals.within_the_quota(call, again)
     holding = {job.id for job in jobs if job.holds_gpus}
     stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}

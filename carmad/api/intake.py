@@ -105,7 +105,7 @@ async def read(call: Call, body: SubmitIn) -> Submission:
     others = body.after or body.urgent or body.unless_running is not None or body.interactive
     scene = await service.scene(settled=True) if others else None
     awaited = await find_awaited(call, body.after, scene) if scene and body.after else ()
-    tally, env_exclude = await service.tallied(), service.settings.submit.env_exclude
+    tally, env_exclude = await service.await_tally(), service.settings.submit.env_exclude
     spec = job_spec(body, peer, awaited, tally.gpus, tally.unread, env_exclude)
     return Submission(at, body, spec, array_tasks(body.array), awaited, scene)
 

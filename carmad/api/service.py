@@ -146,8 +146,8 @@ class Service(Follower):
             self._scene = core.snapshot(now)
         return self._scene
 
-    async def tallied(self) -> Tally:
-        """The tally, once it has begun."""
+    async def await_tally(self) -> Tally:
+        """Return the tally once it has begun."""
         if not self.tally.begun:
             await self.ask(self.tally.begin)
         return self.tally
