@@ -164,8 +164,13 @@ def test_a_launch_tells_by_its_file_or_if_it_is_repeated(
     launcher.is_there = begun
     job = a_timed_job()
     its.on_commit(Step((), (job,), (), ()))
-    performed(its, Launch(job))
+    its.shepherd.start()
+    its.perform(Launch(job))
     due = 1000.0 + 102.0 - 5.0 + world.OVERTIME_S
+    until(lambda: launcher.calls, "the launch")
+    if begun:  # who closes before that leaves it to the next daemon
+        until(lambda: ("until", 1, due) in launcher.calls, "its supervisor to be told")
+    its.close()
     assert launcher.until == due
     assert [call[2] for call in launcher.calls if call[0] == "until"] == [due] * begun
 
