@@ -69,6 +69,7 @@ class Option:
         gt: float | None = None,
         le: float | None = None,
         pattern: str | None = None,
+        max_length: int | None = None,
         show: str = "",
         memory: bool = True,
         repeated: bool = False,
@@ -81,7 +82,8 @@ class Option:
         self.help = help
         self.read = read  # the function in `cli.parse` that parses its value
         self.metavar = metavar
-        self.limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "pattern": pattern}
+        limits = {"ge": ge, "gt": gt, "le": le, "pattern": pattern, "max_length": max_length}
+        self.limits: dict[str, Any] = limits  # as pydantic's `Field` has them
         self.show = show  # its label in `carma show`; "": another line has the value already
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
@@ -157,7 +159,7 @@ class JobOptions:
         section=RESOURCES,
         read="numbers",
         metavar="GPU[,GPU]",
-        pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
+        pattern=r"^[0-9]{1,4}(,[0-9]{1,4}){0,63}$",
         memory=False,
         show="on GPUs",
         change=UNTIL_START,
@@ -170,7 +172,7 @@ class JobOptions:
         rare=True,
         read="numbers",
         metavar="GPU[,GPU]",
-        pattern=r"^\d{1,4}(,\d{1,4}){0,63}$",
+        pattern=r"^[0-9]{1,4}(,[0-9]{1,4}){0,63}$",
         memory=False,
         show="not on GPUs",
         change=UNTIL_START,
@@ -534,7 +536,8 @@ class JobOptions:
         rare=True,
         read="one_line",
         metavar="TEXT",
-        pattern=r"^[^\x00-\x1f\x7f]{1,1024}$",
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        max_length=1024,
         memory=False,
         show="comment",
         change=UNTIL_END,
@@ -547,7 +550,8 @@ class JobOptions:
         rare=True,
         read="not_empty",
         metavar="REASON",
-        pattern=r"^[^\x00-\x1f\x7f]{1,200}$",
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        max_length=200,
         memory=False,
         show="may idle",
         change=UNTIL_END,

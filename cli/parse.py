@@ -165,17 +165,17 @@ def constraint(text: str) -> str:
 
 def numbers(text: str) -> str:
     """N,N…"""
-    return _matching("on", text, "no list of GPUs' numbers, such as 0,2")
+    return _matching("on", text, "not a list of GPUs' numbers, such as 0,2")
 
 
 def exit_codes(text: str) -> str:
     """N,N…"""
-    return _matching("retry_on", text, "no list of exit codes from 1 to 255, such as 75,137")
+    return _matching("retry_on", text, "not a list of exit codes from 1 to 255, such as 75,137")
 
 
 def mail_address(text: str) -> str:
     """USER@HOST, or a user's name alone."""
-    what = "no mail address; give one, such as ada@example.org"
+    what = "not a mail address; give one, such as ada@example.org"
     return _matching("mail_user", text.strip(), what)
 
 

@@ -425,7 +425,7 @@ async def changes(
             new["name"] = body.name or job_name(spec.argv)
         if "array" in names:
             if spec.array is None or body.array is None:
-                raise CarmaError("it is no task of an array")
+                raise CarmaError("it is not a task of an array")
             new["array"] = replace(spec.array, limit=body.array.limit)
         changed = replace(spec, **new)
         refusals.needs_gpus(changed)

@@ -223,7 +223,7 @@ def parse_selection(text: str) -> Selection:
         else:
             ids.append(JobId(int(found["low"])))
     if wrong:
-        what = "are no jobs' ids" if len(wrong) > 1 else "is no job's id"
+        what = "are not job IDs" if len(wrong) > 1 else "is not a job ID"
         raise CarmaError(f"{', '.join(wrong[:MOST_NAMED])} {what}", HINT)
     if len(ids) > MAX_IDS or len(ranges) + len(tasks) > MAX_SPANS:
         raise CarmaError("The selection is too long", f"Select at most {MAX_SPANS} ranges.")

@@ -614,7 +614,7 @@ def test_mail_from_the_daemon(folder: Path) -> None:
         boss = ("--mail-user", "boss@example.org")
         daemon.carma("submit", "--mail-type=END", *boss, "--name", "two", "--hold", "true")
         assert "mails to" in daemon.carma("show", "1")
-        assert "is no mail address" in daemon.carma("submit", "--mail-user", "x y", "true", rc=2)
+        assert "is not a mail address" in daemon.carma("submit", "--mail-user", "x y", "true", rc=2)
         if sender.find_sendmail() is None:
             said = daemon.carma("doctor", "--notify", rc=1)
             assert f"mail to {me}: it was not taken: there is no sendmail in " in said
