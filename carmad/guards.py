@@ -219,7 +219,7 @@ class GuardedEstimator:
 
 
 @contextmanager
-def heard_by(follower: object) -> Iterator[None]:
+def log_failures_of(follower: object) -> Iterator[None]:
     """If it raises, that is logged, and the core goes on."""
     try:
         yield
@@ -228,7 +228,7 @@ def heard_by(follower: object) -> Iterator[None]:
 
 
 @contextmanager
-def refused_by(check: object) -> Iterator[None]:
+def refuse_on_failure_of(check: object) -> Iterator[None]:
     """A check of submissions that fails refuses: what it is there to prevent must not happen.
     Raises CarmaError."""
     try:

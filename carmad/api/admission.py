@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from carmad.api.service import Service
 from carmad.core.jobs.spec import JobSpec
 from carmad.edge import Checked, Condition, SubmissionCheck
-from carmad.guards import refused_by
+from carmad.guards import refuse_on_failure_of
 from carmad.threads import run_in_threadpool
 
 
@@ -36,7 +36,7 @@ def _ask(
 ) -> tuple[JobSpec, list[tuple[SubmissionCheck, Condition]]]:
     conditions = []
     for each in checks:
-        with refused_by(each):
+        with refuse_on_failure_of(each):
             checked = each.check(spec)
             if not isinstance(checked, Checked) or checked.spec.owner != spec.owner:
                 raise TypeError(f"it answered {checked!r:.200}")
@@ -50,5 +50,5 @@ def _require(
     conditions: Sequence[tuple[SubmissionCheck, Condition]], others: Sequence[JobSpec]
 ) -> None:
     for check, condition in conditions:
-        with refused_by(check):
+        with refuse_on_failure_of(check):
             condition(others)

@@ -26,7 +26,7 @@ from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.tasks import among
 from carmad.core.messages import Discovered, Sampled, Step
 from carmad.edge import Follower
-from carmad.guards import heard_by
+from carmad.guards import log_failures_of
 from carmad.readable import gib
 
 KEPT = 4096
@@ -118,7 +118,7 @@ class Events(Follower):
             self._latest.extend(new)
             self._count += len(new)
         for follower in self.listeners:
-            with heard_by(follower):
+            with log_failures_of(follower):
                 follower.on_happenings(new, self.gpus)
         self._call(lambda: self._tell(new))
 

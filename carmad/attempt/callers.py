@@ -14,7 +14,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import Allocation
 from carmad.edge import SubmissionCheck
 from carmad.errors import CarmaError
-from carmad.guards import refused_by
+from carmad.guards import refuse_on_failure_of
 
 TITLE_WITHIN_S = 5.0
 
@@ -53,7 +53,7 @@ def own_process(pid: int, uid: int) -> Process:
 def allocation_of(checks: Iterable[SubmissionCheck], pid: int) -> Allocation | None:
     """Another resource manager's, that this process is part of. Raises CarmaError."""
     for each in checks:
-        with refused_by(each):
+        with refuse_on_failure_of(each):
             if found := each.allocation(pid):
                 return found
     return None

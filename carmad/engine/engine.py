@@ -25,7 +25,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.edge import Follower
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
-from carmad.guards import heard_by
+from carmad.guards import log_failures_of
 from carmad.loop import World, turn
 from carmad.store.database import StoreFull
 from carmad.store.sql import SqlStore
@@ -152,7 +152,7 @@ class Engine:
         if planned:
             self._tick_at = time.monotonic() + TICK_S
         for follower in self._followers:
-            with heard_by(follower):
+            with log_failures_of(follower):
                 follower.hear(events)
         others_wait = bool(self._scheduler.state.ledger.line())
         began = time.perf_counter()
@@ -173,7 +173,7 @@ class Engine:
         """Errors here are only logged: the step is committed. Who has missed it is reset."""
         for follower in self._followers:
             has_heard = False
-            with heard_by(follower):
+            with log_failures_of(follower):
                 follower.on_timing(step, core_s, commit_s)
                 follower.on_commit(step)
                 has_heard = True
@@ -181,7 +181,7 @@ class Engine:
                 self._reset(follower)
 
     def _reset(self, follower: Follower) -> None:
-        with heard_by(follower):
+        with log_failures_of(follower):
             follower.on_reset(self._scheduler.jobs.rows.values())
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
@@ -234,7 +234,7 @@ class Engine:
             self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
             log.error("cannot record events: %s; %s", error, error.hint)
             for follower in self._followers:
-                with heard_by(follower):
+                with log_failures_of(follower):
                     follower.on_failed_commit(error)
 
     def _reload(self, history: History | None = None) -> tuple[Action, ...]:
