@@ -65,16 +65,12 @@ class Option:
         help: str,
         read: str = "",
         metavar: str = "",
-        ge: float | None = None,
-        gt: float | None = None,
-        le: float | None = None,
-        pattern: str | None = None,
-        max_length: int | None = None,
         show: str = "",
         memory: bool = True,
         repeated: bool = False,
         change: str = "",
         rare: bool = False,
+        **limits: Any,
     ) -> None:
         self.flags = flags
         self.default = default  # a bool makes the option a switch
@@ -82,8 +78,7 @@ class Option:
         self.help = help
         self.read = read  # the function in `cli.parse` that parses its value
         self.metavar = metavar
-        limits = {"ge": ge, "gt": gt, "le": le, "pattern": pattern, "max_length": max_length}
-        self.limits: dict[str, Any] = limits  # as pydantic's `Field` has them
+        self.limits = limits  # of its value, for pydantic's `Field`
         self.show = show  # its label in `carma show`; "": another line has the value already
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list

@@ -211,7 +211,7 @@ def parser_of(option: Option) -> Callable[[str], Any] | None:
     from cli import parse
 
     if option.read == "whole":
-        return parse.whole(int(option.limits["ge"] or 0), int(option.limits["le"] or 0))
+        return parse.whole(option.limits["ge"], option.limits["le"])
     read: Callable[[str], Any] = getattr(parse, option.read)
 
     def read_or_clear(text: str) -> Any:

@@ -175,8 +175,7 @@ def exit_codes(text: str) -> str:
 
 def mail_address(text: str) -> str:
     """USER@HOST, or a user's name alone."""
-    what = "not a mail address; give one, such as ada@example.org"
-    return _matching("mail_user", text.strip(), what)
+    return _matching("mail_user", text.strip(), "not a mail address, such as ada@example.org")
 
 
 def _matching(option: str, text: str, what: str) -> str:

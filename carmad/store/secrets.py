@@ -31,12 +31,13 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _PASS = re.compile("PASS|PWD", re.IGNORECASE)  # which may be digits
-_PLAIN = re.compile(r"[-+.\d]*|true|false|yes|no|on|off", re.IGNORECASE)  # PAD_TOKEN_ID=7
+_PLAIN = re.compile(r"[-+.\d]{0,20}|true|false|yes|no|on|off", re.IGNORECASE)  # PAD_TOKEN_ID=7
 
 
 def looks_secret(name: str, value: str) -> bool:
-    plain = not value if _PASS.search(name) else _PLAIN.fullmatch(value)
-    return _NAME.search(name) is not None and not plain
+    if not _NAME.search(name):
+        return False
+    return bool(value) if _PASS.search(name) else not _PLAIN.fullmatch(value)
 
 
 def split(env: Variables) -> tuple[Variables, Variables]:

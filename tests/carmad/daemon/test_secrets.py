@@ -36,12 +36,10 @@ SCRIPT = (
 @pytest.mark.parametrize(
     ("name", "value", "secret"),
     [
-        *(
-            (name, "x1", True)
-            for name in ("HF_TOKEN", "WANDB_API_KEY", "my_secret_thing", "APIKEY")
-        ),
+        *((name, "x1", True) for name in ("HF_TOKEN", "WANDB_API_KEY", "my_secret_thing")),
         *((name, "x1", True) for name in ("COMET_KEY", "AWS_SECRET_ACCESS_KEY", "X_PRIVATE_KEY")),
         ("DB_PASSWORD", "123456", True),
+        ("APIKEY", "5" * 24, True),
         ("HTTPS_PROXY", "http://me:pw@proxy:8080", False),
         ("PAD_TOKEN_ID", "7", False),
         ("SECRET_DIM", "64", False),
