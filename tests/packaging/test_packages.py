@@ -138,6 +138,7 @@ def _build_dists(base: Path) -> None:
         assert built.returncode == 0, built.stderr
 
 
+@pytest.mark.long
 def test_two_builds_of_the_wheel_and_the_source_are_equal(dists: list[list[Path]]) -> None:
     names = [[path.name for path in built] for built in dists]
     assert names[0] == names[1]

@@ -63,6 +63,7 @@ print(sum(size for kind, size in peak.items() if str(kind) != "Total"))
 """
 
 
+@pytest.mark.long
 def test_the_peak_is_that_of_pytorchs_own_tracker(job: Path) -> None:
     ours = report(job, *TORCH, "--nproc_per_node=4", written(job, MODEL + OURS), gpus=4).floor
     told = job.parent / "told"

@@ -45,6 +45,7 @@ def test_what_the_last_days_were_used_for(carmad: Carmad, web: Web) -> None:
         page.get_by_text("carma stats --report month").wait_for()
 
 
+@pytest.mark.long
 def test_more_windows_than_a_browser_has_connections(carmad: Carmad, web: Web) -> None:
     with browsing(web) as first:
         pages = [first]
