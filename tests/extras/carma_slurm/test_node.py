@@ -118,17 +118,17 @@ def _nothing_left(site: Site) -> Iterator[None]:
 
 
 def test_a_slurm_job_runs_where_carma_says_and_stays_slurms(site: Site) -> None:
-    script = "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_ID; echo oops >&2; exit 3"
+    script = "echo $CUDA_VISIBLE_DEVICES $SLURM_JOB_ID $CARMA_JOB_ID; echo oops >&2; exit 3"
     number = site.run("--gpu-mem", "9G", "--", "sh", "-c", script)
     site.await_state(number, "FAILED")
     said = site.output(number)
-    (gpu, known), *_ = (line.split() for line in said.splitlines() if line.startswith("GPU-"))
+    (gpu, known, id), *_ = (line.split() for line in said.splitlines() if line.startswith("GPU-"))
     assert gpu in {each["id"] for each in site.node.gpus()} and int(known) == number, said
     assert "oops" in said
-    job = site.node.job(1)
+    job = site.node.job(int(id))
     assert (job["slurm_job"], job["state"], job["exit"]["code"]) == (number, "failed", 3)
-    assert str(number) in site.node.carma("show", "1")
-    assert f"Slurm job {number}" in site.node.carma("logs", "1", rc=1)
+    assert str(number) in site.node.carma("show", id)
+    assert f"Slurm job {number}" in site.node.carma("logs", id, rc=1)
 
 
 def test_what_ran_out_of_memory_is_run_again_in_the_same_slurm_job(
