@@ -61,7 +61,7 @@ def until(
             return value
         if (waited := time.monotonic() - begun) > within_s:
             raise AssertionError(f"waited {within_s} s in vain for {what}: {value!r}")
-        time.sleep(min(max(0.01, waited / 10), 0.05))
+        time.sleep(min(max(0.01, waited / 10), 0.2))
 
 
 # -- rows of measurements with their targets
