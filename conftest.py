@@ -19,7 +19,7 @@ from tests.fake_daemon import FakeDaemon, serving
 from tests.leftovers import Leftovers
 
 # No deadline: a busy machine is not a fault.
-settings.register_profile("carma", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("carma", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("carma")
 
 # Under nohup, or in the background, these are ignored, and whatever a test starts would ignore them
