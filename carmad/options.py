@@ -65,12 +65,12 @@ class Option:
         help: str,
         read: str = "",
         metavar: str = "",
+        limits: dict[str, Any] | None = None,
         show: str = "",
         memory: bool = True,
         repeated: bool = False,
         change: str = "",
         rare: bool = False,
-        **limits: Any,
     ) -> None:
         self.flags = flags
         self.default = default  # a bool makes the option a switch
@@ -78,7 +78,7 @@ class Option:
         self.help = help
         self.read = read  # the function in `cli.parse` that parses its value
         self.metavar = metavar
-        self.limits = limits  # of its value, for pydantic's `Field`
+        self.limits = limits or {}  # of its value, for pydantic's `Field`
         self.show = show  # its label in `carma show`; "": another line has the value already
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
@@ -130,8 +130,7 @@ class JobOptions:
         section=RESOURCES,
         read="gpus_of_kind",
         metavar="[KIND:]N",
-        ge=0,
-        le=MAX_GPUS,
+        limits={"ge": 0, "le": MAX_GPUS},
         help="number of GPUs (default 1), of a kind if one is given, such as a100:2; 0: the job"
         " runs on CPUs alone",
     )
@@ -142,7 +141,7 @@ class JobOptions:
         section=RESOURCES,
         read="constraint",
         metavar="LIST",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9.|&-]{0,127}$",
+        limits={"pattern": r"^[A-Za-z0-9][A-Za-z0-9.|&-]{0,127}$"},
         show="GPUs with",
         change=UNTIL_START,
         help="what the GPUs must be: words of their name and their least size, joined by & (all"
@@ -154,7 +153,7 @@ class JobOptions:
         section=RESOURCES,
         read="numbers",
         metavar="GPU[,GPU]",
-        pattern=r"^[0-9]{1,4}(,[0-9]{1,4}){0,63}$",
+        limits={"pattern": r"^[0-9]{1,4}(,[0-9]{1,4}){0,63}$"},
         memory=False,
         show="on GPUs",
         change=UNTIL_START,
@@ -167,7 +166,7 @@ class JobOptions:
         rare=True,
         read="numbers",
         metavar="GPU[,GPU]",
-        pattern=r"^[0-9]{1,4}(,[0-9]{1,4}){0,63}$",
+        limits={"pattern": r"^[0-9]{1,4}(,[0-9]{1,4}){0,63}$"},
         memory=False,
         show="not on GPUs",
         change=UNTIL_START,
@@ -179,8 +178,7 @@ class JobOptions:
         section=RESOURCES,
         read="gpu_memory",
         metavar="SIZE",
-        ge=AUTO_MIB,
-        le=MAX_MIB,
+        limits={"ge": AUTO_MIB, "le": MAX_MIB},
         change=UNTIL_START,
         help="peak memory on each GPU, such as 12G or 900M; auto: what earlier runs of the same job"
         " used, with a margin; estimated if not given",
@@ -192,8 +190,7 @@ class JobOptions:
         rare=True,
         read="whole",
         metavar="N",
-        ge=1,
-        le=MAX_BATCH,
+        limits={"ge": 1, "le": MAX_BATCH},
         help="batch size per GPU of a job that can accumulate gradients: CARMA may start it with"
         " a fraction of N, passed as CARMA_BATCH_SIZE, CARMA_ACCUMULATION_STEPS and in place of"
         " {batch_size} in the command",
@@ -206,8 +203,7 @@ class JobOptions:
         section=RESOURCES,
         read="whole",
         metavar="N",
-        ge=1,
-        le=MAX_CPUS,
+        limits={"ge": 1, "le": MAX_CPUS},
         memory=False,
         show="CPUs",
         help="number of CPUs that the job may use; it starts once so many are free (default: not"
@@ -219,8 +215,7 @@ class JobOptions:
         section=RESOURCES,
         read="host_memory",
         metavar="SIZE",
-        ge=LEAST_HOST_MIB,
-        le=MAX_MIB,
+        limits={"ge": LEAST_HOST_MIB, "le": MAX_MIB},
         memory=False,
         show="host memory",
         help="memory of the host that the job may use, such as 32G; it starts once so much is free"
@@ -241,8 +236,7 @@ class JobOptions:
         section=RESOURCES,
         read="seconds",
         metavar="TIME",
-        gt=0,
-        le=MAX_TIME_S,
+        limits={"gt": 0, "le": MAX_TIME_S},
         memory=False,
         change=UNTIL_END,
         help="stop the job after this time: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
@@ -265,8 +259,7 @@ class JobOptions:
         rare=True,
         read="seconds",
         metavar="TIME",
-        gt=0,
-        le=MAX_TIME_S,
+        limits={"gt": 0, "le": MAX_TIME_S},
         memory=False,
         show="expected time",
         change=UNTIL_START,
@@ -299,8 +292,7 @@ class JobOptions:
         rare=True,
         read="seconds",
         metavar="TIME",
-        ge=0,
-        le=MAX_TIME_S,
+        limits={"ge": 0, "le": MAX_TIME_S},
         memory=False,
         show="cold start",
         help="setup time before training starts; a profiling run lasts that much longer",
@@ -396,8 +388,7 @@ class JobOptions:
         section=START,
         read="whole",
         metavar="N",
-        ge=-MAX_NICE,
-        le=MAX_NICE,
+        limits={"ge": -MAX_NICE, "le": MAX_NICE},
         memory=False,
         show="nice",
         change=UNTIL_START,
@@ -460,7 +451,7 @@ class JobOptions:
         section=RUN,
         read="not_empty",
         metavar="IMAGE",
-        pattern=r"^[^\s-]\S*$",
+        limits={"pattern": r"^[^\s-]\S*$"},
         show="container",
         help="run the command in a container of this image, which your podman (or apptainer) has",
     )
@@ -480,7 +471,7 @@ class JobOptions:
         rare=True,
         read="exit_codes",
         metavar="CODE[,CODE]",
-        pattern=rf"^{EXIT_CODE}(,{EXIT_CODE}){{0,63}}$",
+        limits={"pattern": rf"^{EXIT_CODE}(,{EXIT_CODE}){{0,63}}$"},
         memory=False,
         show="retries on",
         change=UNTIL_END,
@@ -504,7 +495,7 @@ class JobOptions:
         section=RUN,
         read="happenings",
         metavar="LIST",
-        pattern=f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$",
+        limits={"pattern": f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$"},
         memory=False,
         show="notifies at",
         help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time),"
@@ -518,7 +509,9 @@ class JobOptions:
         rare=True,
         read="mail_address",
         metavar="ADDRESS",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$",
+        limits={
+            "pattern": r"^[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,253})?$"
+        },
         memory=False,
         show="mails to",
         help="where --notify sends mail, if the server sends any (default: the addresses of"
@@ -531,8 +524,7 @@ class JobOptions:
         rare=True,
         read="one_line",
         metavar="TEXT",
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        max_length=1024,
+        limits={"pattern": r"^[^\x00-\x1f\x7f]+$", "max_length": 1024},
         memory=False,
         show="comment",
         change=UNTIL_END,
@@ -545,8 +537,7 @@ class JobOptions:
         rare=True,
         read="not_empty",
         metavar="REASON",
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        max_length=200,
+        limits={"pattern": r"^[^\x00-\x1f\x7f]+$", "max_length": 200},
         memory=False,
         show="may idle",
         change=UNTIL_END,

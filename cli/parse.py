@@ -165,17 +165,19 @@ def constraint(text: str) -> str:
 
 def numbers(text: str) -> str:
     """N,N…"""
-    return _matching("on", text, "not a list of GPUs' numbers, such as 0,2")
+    return _matching("on", text, "not a list of GPU numbers; give one such as 0,2")
 
 
 def exit_codes(text: str) -> str:
     """N,N…"""
-    return _matching("retry_on", text, "not a list of exit codes from 1 to 255, such as 75,137")
+    what = "not a list of exit codes from 1 to 255; give one such as 75,137"
+    return _matching("retry_on", text, what)
 
 
 def mail_address(text: str) -> str:
     """USER@HOST, or a user's name alone."""
-    return _matching("mail_user", text.strip(), "not a mail address, such as ada@example.org")
+    what = "not a mail address; give one such as ada@example.org"
+    return _matching("mail_user", text.strip(), what)
 
 
 def _matching(option: str, text: str, what: str) -> str:

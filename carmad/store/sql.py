@@ -125,7 +125,7 @@ SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
 
 
 def _for_driver(statement: Insert, columns: Iterable[str]) -> str:
-    """SQL that takes many rows as they are: SQLAlchemy would process each of them."""
+    """The SQL of an insertion, for the driver itself: SQLAlchemy would process each row first."""
     return str(statement.compile(dialect=dialect(paramstyle="named"), column_keys=list(columns)))
 
 
