@@ -91,17 +91,8 @@ def _holders(
 ) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
     """The activations that are live after event `peak`: by module, where those that differ only in
     numbers are one (layer.*.attn), and by line."""
-    live: dict[int, int] = {}
-    in_step = False
-    taken: set[int] = set()  # by the optimizer's step
-    for what, how in recorder.events[: peak + 1]:
-        if what == "mark":
-            in_step = how == "optimizer" or (in_step and how != "stepped")
-        elif isinstance(what, int) and how >= 0:
-            live[what] = how
-            taken.update([what] if in_step else [])
-        elif isinstance(what, int):
-            live.pop(what, None)
+    live = _left(recorder.events[: peak + 1])
+    taken = _of_steps(recorder.events)
     modules: dict[tuple[str, str], list[int]] = defaultdict(list)
     members: dict[tuple[str, str], set[int]] = defaultdict(set)
     lines: dict[str, list[int]] = defaultdict(list)
@@ -123,6 +114,29 @@ def _holders(
     )
     by_line = (Held(line, "", 0, sum(sizes)) for line, sizes in lines.items())
     return _largest(by_module), _largest(by_line)
+
+
+def _left(events: Events) -> dict[int, int]:
+    """The storages, with their bytes, that these events leave."""
+    left: dict[int, int] = {}
+    for what, how in events:
+        if isinstance(what, int):
+            left.pop(what, None)
+            if how >= 0:
+                left[what] = how
+    return left
+
+
+def _of_steps(events: Events) -> set[int]:
+    """What is allocated in the optimizer's steps."""
+    found: set[int] = set()
+    in_step = False
+    for what, how in events:
+        if what == "mark":
+            in_step = how == "optimizer" or (in_step and how != "stepped")
+        elif in_step and isinstance(what, int) and how >= 0:
+            found.add(what)
+    return found
 
 
 def _largest(found: Iterable[Held]) -> tuple[Held, ...]:
@@ -165,10 +179,6 @@ class _Case:
             yield f"half the batch: {batch // 2} instead of {batch}", False, self._half_batch()
         if "optimizer" in self._kinds.values():
             yield "an 8-bit optimizer, such as bitsandbytes has", False, self._in_8_bits()
-        early = self._free_early()
-        if early is not None:
-            text = "optimizer.zero_grad(set_to_none=True) right after optimizer.step()"
-            yield text, False, early
         if checkpointed := min(self._with_checkpoints(), key=lambda one: one[1], default=None):
             yield checkpointed[0], False, checkpointed[1]
 
@@ -235,7 +245,7 @@ class _Case:
 
     def _half_batch(self) -> int:
         """All but parameters, gradients, optimizer and temporaries of its step take half."""
-        in_step = self._of_steps()
+        in_step = _of_steps(self._events)
 
         def size(id: int, nbytes: int) -> int:
             fixed = id in self._kinds or id in in_step
@@ -250,22 +260,11 @@ class _Case:
         ]
         return self._bytes_reserved(self._resize(size), convs)
 
-    def _of_steps(self) -> set[int]:
-        """What is allocated in the optimizer's steps."""
-        found: set[int] = set()
-        in_step = False
-        for what, how in self._events:
-            if what == "mark":
-                in_step = how == "optimizer" or (in_step and how != "stepped")
-            elif in_step and isinstance(what, int) and how >= 0:
-                found.add(what)
-        return found
-
     # -- an 8-bit optimizer
 
     def _in_8_bits(self) -> int:
         """A byte per value, and a scale in float32 per block; its kernels need no temporaries."""
-        in_step = self._of_steps()
+        in_step = _of_steps(self._events)
 
         def size(id: int, nbytes: int) -> int:
             if self._kinds.get(id) == "optimizer" and nbytes >= QUANTISED:
@@ -273,50 +272,6 @@ class _Case:
             return 0 if id in in_step and id not in self._kinds else nbytes
 
         return self._bytes_reserved(self._resize(size))
-
-    # -- gradients that are kept through the forward pass
-
-    def _free_early(self) -> int | None:
-        """Gradients are freed after each step, and come back as in the first backward pass: at the
-        same share of its way. None if that is so already."""
-        marks = [(at, how) for at, (what, how) in enumerate(self._events) if what == "mark"]
-        stepped = next((at for at, how in marks if how == "step1"), None)
-        first = next((at for at, how in marks if how == "forward"), None)
-        if stepped is None or first is None or first > stepped:
-            return None
-        second = next((at for at, how in marks if how == "forward" and at > stepped), None)
-        if second is None:
-            return None
-        born = {
-            what: at
-            for at, (what, how) in enumerate(self._events[:stepped])
-            if self._kinds.get(what) == "gradients" and how >= 0
-        }
-        freed = {what: at for at, (what, how) in enumerate(self._events) if how == -1}
-        held = [id for id in born if freed.get(id, second) >= second - 1 and born[id] > first]
-        held += [id for id in born if stepped < freed.get(id, second) < second]
-        if not held:
-            return None
-        again: dict[int, list[int]] = defaultdict(list)  # by the event before which they come back
-        length = max(1, next((at for at, how in marks if how == "backward"), stepped) - first)
-        to = next((at for at, how in marks if how == "backward" and at > second), None)
-        width = (to or len(self._events)) - second
-        for id in set(held):
-            if freed.get(id, len(self._events)) > second:
-                again[second + width * (born[id] - first) // length].append(id)
-        events: Events = []
-        sizes = {id: self._events[born[id]][1] for id in held}
-        back: set[int] = set()
-        for at, (what, how) in enumerate(self._events):
-            for id in again.get(at, ()):
-                if freed.get(id, len(self._events)) > at:
-                    events.append((id, sizes[id]))
-                    back.add(id)
-            if not (how == -1 and what in sizes and what not in back):
-                events.append((what, how))
-            if at == stepped:
-                events += [(id, -1) for id in sizes]
-        return self._bytes_reserved(events)
 
     # -- gradient checkpointing
 
@@ -353,13 +308,8 @@ class _Case:
 
     def _leftovers(self, start: int, end: int, outputs: tuple[int, ...]) -> dict[int, int]:
         """The storages, with their bytes, that a forward pass leaves besides its output."""
-        left: dict[int, int] = {}
-        for what, how in self._events[start:end]:
-            if isinstance(what, int) and what not in self._kinds:
-                left.pop(what, None)
-                if how >= 0:
-                    left[what] = how
-        return {id: nbytes for id, nbytes in left.items() if id not in outputs}
+        left = _left(self._events[start:end])
+        return {id: n for id, n in left.items() if id not in outputs and id not in self._kinds}
 
     def _once_more(
         self, start: int, end: int, again: dict[int, int], outputs: tuple[int, ...]

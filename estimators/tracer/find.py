@@ -4,8 +4,8 @@ The daemon is root, and must neither open nor even look for paths that a user na
 in the trial, as the job's user and in the job's directory and environment, with CARMA's own
 Python. Its arguments are the Python to use if the command names none itself ("": it is refused
 then), the command, the tracer, its options, and what follows the command. Without a Python to use,
-the command itself is traced: a script with a `#!` line, a shell script with one Python command,
-`uv run`, a notebook.
+the command itself is traced: a script with a `#!` line, a shell script or a target of make
+with one Python command, `uv run`, a notebook.
 """
 # The job's Python is yet to start, so imports are few:
 # ruff: noqa: RUF005, PTH206, PTH100, PTH109, PTH112, PTH118, PTH119, PTH120
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,7 +69,7 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
         if PYTHON.fullmatch(name) or name in KNOWN:
             return shell.Command(list(words), env, cwd, skipped)
         path = words[0] if words and "/" in words[0] else shutil.which(name, path=env.get("PATH"))
-        if name in shell.SHELLS:
+        if name in shell.SHELLS or name == "make":
             try:
                 words, env, cwd, more = shell.command(words, env, cwd, gpus)
                 skipped = skipped or more
@@ -137,12 +138,21 @@ def notebook(program: str, words: Sequence[str]) -> list[str]:
     raise Unreadable(f"it is given no notebook: {HINT}")
 
 
+def beginning(path: str, most: int) -> bytes:
+    """The first bytes of a regular file, none of anything else. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
+
+
 def interpreter(script: str | None) -> tuple[str, ...]:
     """The command in a script's first line; () if there is none, or none to be read."""
     if not script:
         return ()
     try:
-        start = shell.beginning(script, LINE_BYTES)
+        start = beginning(script, LINE_BYTES)
     except OSError:
         return ()
     line = start.partition(b"\n")[0].decode(errors="replace")

@@ -168,6 +168,7 @@ def test_what_is_no_python_command(tmp_path: Path) -> None:
         ("nohup nice -n 5 {bin}/python3 t.py", "t.py"),
         ("bash run.sh 7", "t.py --n 7"),
         ("./run.sh", "t.py --n 3"),
+        ("make fit", "t.py --n 5"),
         ("uv run t.py -x", "t.py -x"),
         ("uv run --extra gpu -- python t.py", "t.py"),
         ("uv run --no-sync -m pkg.train", "-m pkg.train"),
@@ -180,9 +181,11 @@ def test_the_python_behind_a_command(words: str, ran: str, tmp_path: Path, scrip
     (tmp_path / ".venv" / "bin").symlink_to(tmp_path / "bin")
     (tmp_path / "bin" / "python").symlink_to("python3")
     (tmp_path / "bin" / "jupyter").write_text(f"#!{tmp_path}/bin/python3\n")
+    (tmp_path / "bin" / "activate").write_text("PATH=$PWD/.venv/bin:$PATH\n")
     run = tmp_path / "run.sh"
     run.write_text("#!/bin/sh\n. .venv/bin/activate\npython t.py --n ${1:-3}\n")
     run.chmod(0o755)
+    (tmp_path / "Makefile").write_text("fit:\n\t./run.sh 5 > log\n")
     why = found(tmp_path, *words.format(bin=tmp_path / "bin").split())
     assert why.endswith(f"would run {ran}")
 
