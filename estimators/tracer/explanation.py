@@ -51,28 +51,22 @@ class _Filmed(Replay):
         width = max(1, -(-(len(events) - begin) // POINTS))
         self.moments: list[Moment] = []
         self.peak = 0  # the event at which most is in use
-        self._fullest: tuple[int, ...] = tuple(self.parts.values())
-        self._most_reserved, self._mark_as = 0, ""
-        for at, (what, how) in enumerate(events):
+        for at, event in enumerate(events):
             if at <= begin or (at - begin) % width == 0:
-                self._next()
+                self._fullest = tuple(self.parts.values())
+                self._most_reserved, mark = self.allocator.reserved, ""
             before = self.most_in_use
-            self.take(what, how)
+            self.take(*event)
             self.peak = at if self.most_in_use > before else self.peak
-            if what == "mark" and how.startswith("step") and how != "stepped":
-                self._mark_as = how
+            mark = event[1] if event[0] == "mark" and event[1][-1].isdigit() else mark
             if at >= begin and ((at - begin) % width == width - 1 or at == len(events) - 1):
-                self.moments.append(Moment(self._fullest, self._most_reserved, self._mark_as))
+                self.moments.append(Moment(self._fullest, self._most_reserved, mark))
 
     def allocate(self, name: Any, nbytes: int, part: str) -> None:
         super().allocate(name, nbytes, part)
         self._most_reserved = max(self._most_reserved, self.allocator.reserved)
         if self.in_use > sum(self._fullest):
             self._fullest = tuple(self.parts.values())
-
-    def _next(self) -> None:
-        self._fullest = tuple(self.parts.values())
-        self._most_reserved, self._mark_as = self.allocator.reserved, ""
 
 
 def with_explanation(report: Report, recorder: Recorder, attribution: Attribution) -> Report:
@@ -160,12 +154,9 @@ class _Case:
     def __init__(
         self, recorder: Recorder, attribution: Attribution, chosen: Options, layout: int
     ) -> None:
-        self._events: Events = recorder.events
-        self._convs: list[Conv] = recorder.convs
-        self._kinds, self._benchmark = recorder.kinds, recorder.benchmark
-        self._memory = recorder.memory
+        self._recorder, self._chosen, self._layout = recorder, chosen, layout
+        self._events, self._convs, self._kinds = recorder.events, recorder.convs, recorder.kinds
         self._modules, self._origins = attribution.modules, attribution.origins
-        self._chosen, self._layout = chosen, layout
 
     def all(self, batch: int) -> Iterator[tuple[str, bool, int]]:
         """What to do, whether its figure is exact, and the bytes reserved then."""
@@ -183,17 +174,11 @@ class _Case:
             yield checkpointed[0], False, checkpointed[1]
 
     def _bytes_reserved(
-        self, events: Events, convs: Any = None, chosen: Options | None = None
+        self, events: Events, convs: list[Conv] | None = None, chosen: Options | None = None
     ) -> int:
-        return figures(
-            events,
-            self._convs if convs is None else convs,
-            self._kinds,
-            self._benchmark,
-            chosen or self._chosen,
-            self._memory,
-            self._layout,
-        ).reserved
+        seen, convs = self._recorder, self._convs if convs is None else convs
+        how = chosen or self._chosen, seen.memory, self._layout
+        return figures(events, convs, self._kinds, seen.benchmark, *how).reserved
 
     def _resize(self, size: Callable[[int, int], int]) -> Events:
         return [

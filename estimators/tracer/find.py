@@ -5,7 +5,7 @@ in the trial, as the job's user and in the job's directory and environment, with
 Python. Its arguments are the Python to use if the command names none itself ("": it is refused
 then), the command, the tracer, its options, and what follows the command. Without a Python to use,
 the command itself is traced: a script with a `#!` line, a shell script or a target of make
-with one Python command, `uv run`, a notebook.
+with one Python command, `uv run` and its like, a notebook.
 """
 # The job's Python is yet to start, so imports are few:
 # ruff: noqa: RUF005, PTH206, PTH100, PTH109, PTH112, PTH118, PTH119, PTH120
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,13 +23,13 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 from estimators.tracer import shell
 from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, prefix_note, unwrap
 
-LINE_BYTES = 256  # that the kernel reads of a first line
 MOST_STEPS = 8  # of shell scripts that run shell scripts
 KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
 NOTEBOOKS = frozenset(("ipython", "ipython3", "jupyter", "papermill"))
-UV_VALUES = frozenset(  # options of `uv run` with a value
+WITH_VALUES = frozenset(  # options of `run` with a value
     ("--with", "--with-requirements", "--with-editable", "-p", "--python", "--project", "--extra")
     + ("--directory", "--group", "--only-group", "--env-file", "--package", "--index", "-w")
+    + ("-n", "--name", "--prefix", "--cwd", "-C", "-e", "--env")
 )
 
 
@@ -39,7 +38,7 @@ def main() -> None:
     try:
         if other:
             path = name if "/" in name else shutil.which(name)
-            start((*(shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
+            start((*(shell.shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
         options = Options.loads(text)
         argv, env, cwd, skipped = resolve(
             [name, *words], dict(os.environ), os.getcwd(), options.gpus
@@ -75,52 +74,61 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
                 skipped = skipped or more
             except shell.Unclear as error:
                 raise shell.Unclear(f"a {name} script: {error}; {HINT}") from None
-        elif name == "uv":
-            words, env, cwd, more = uv(words[1:], env, cwd)
+        elif name in shell.RUNNERS:
+            words, env, cwd, more = run(name, words[1:], env, cwd)
             skipped = skipped or more
         elif name in NOTEBOOKS:
             skipped = skipped or "IPython's kernel and magics were left out"
-            words = (*(shebang(path) or ("python",)), *notebook(name, words[1:]))
+            words = (*(shell.shebang(path) or ("python",)), *notebook(name, words[1:]))
             if name == "jupyter":  # its kernels start beside the notebook
                 folder, file = os.path.split(words[-1])
                 cwd, words = os.path.join(cwd, folder), (*words[:-1], file)
         elif path is None and name:
             raise Unreadable(f"{name} is not installed: it is in no folder of PATH")
         else:
-            before = interpreter(path and os.path.join(cwd, path))
+            before = shell.interpreter(path and os.path.join(cwd, path))
             if not before:
                 raise Unreadable(f"{name} is no Python command: {HINT}")
             words = (*before, str(path), *words[1:])
     raise Unreadable(f"its scripts run each other more than {MOST_STEPS} deep: {HINT}")
 
 
-def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> shell.Command:
-    """What `uv run …` runs, in the environment that uv has made for the project."""
-    rest, module, folder = list(words), False, cwd
+def run(tool: str, words: Sequence[str], env: dict[str, str], cwd: str) -> shell.Command:
+    """What `uv run …`, `poetry run …`, `conda run -n x …` run, in the environment of the tool."""
+    rest, given = list(words), {}
     if rest[:1] != ["run"]:
-        raise Unreadable(f"of uv, only `uv run` is known: {HINT}")
+        raise Unreadable(f"of {tool}, only `{tool} run` is known: {HINT}")
     del rest[0]
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
-        if option in UV_VALUES and not equals and rest:
-            value = rest.pop(0)
-        if option in ("--project", "--directory"):
-            folder = os.path.join(cwd, value)
-            cwd = folder if option == "--directory" else cwd
-        module |= option in ("-m", "--module")
+        given[option] = rest.pop(0) if option in WITH_VALUES and not equals and rest else value
     if not rest:
-        raise Unreadable("uv is given nothing to run")
-    venv = env.get("UV_PROJECT_ENVIRONMENT") or next(
-        (f"{place}/.venv" for place in _upwards(folder) if os.path.isdir(f"{place}/.venv")), ""
-    )
-    if not venv:
-        raise Unreadable("uv has made no .venv for this project yet: run `uv sync` first")
-    env = env | {"VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{env.get('PATH', os.defpath)}"}
-    if module:
+        raise Unreadable(f"{tool} is given nothing to run")
+    inside = given.get("--directory") or given.get("--cwd") or given.get("-C") or ""
+    folder = os.path.join(cwd, given.get("--project") or inside)
+    cwd = os.path.join(cwd, inside)
+    if tool.endswith(("conda", "mamba")):
+        venv = given.get("-p") or given.get("--prefix") or ""
+        root = os.path.dirname(os.path.dirname(env.get("CONDA_EXE") or shutil.which(tool) or ""))
+        if name := given.get("-n") or given.get("--name"):
+            venv = root if name == "base" else os.path.join(root, "envs", name)
+        variable, make = "CONDA_PREFIX", f"{tool} create"
+    else:
+        own = (f"{place}/.venv" for place in _upwards(folder))
+        venv = env.get("UV_PROJECT_ENVIRONMENT") or next(filter(os.path.isdir, own), "")
+        if not venv and shell.RUNNERS[tool]:
+            venv = shell.output((tool, *shell.RUNNERS[tool]), env, folder)
+        variable, make = "VIRTUAL_ENV", f"{tool} {'sync' if tool in ('uv', 'rye') else 'install'}"
+    if not venv or not os.path.isdir(os.path.join(cwd, venv)):
+        raise Unreadable(f"{tool} has made no {venv or '.venv'} for this yet: run `{make}` first")
+    venv = os.path.join(cwd, venv)
+    env = env | {variable: venv, "PATH": f"{venv}/bin:{env.get('PATH', os.defpath)}"}
+    if module := "-m" in given or "--module" in given:
         rest = ["-m", *rest]
     if module or rest[0].endswith(".py"):
         rest = ["python", *rest]
-    return shell.Command(rest, env, cwd, "uv was not run, which may install packages first")
+    note = f"{tool} was not run, which may install packages first" if tool == "uv" else ""
+    return shell.Command(rest, env, cwd, note)
 
 
 def _upwards(folder: str) -> list[str]:
@@ -136,36 +144,6 @@ def notebook(program: str, words: Sequence[str]) -> list[str]:
         if word.endswith((".ipynb", ".py")):
             return [word] if word.endswith(".ipynb") else list(words[at:])
     raise Unreadable(f"it is given no notebook: {HINT}")
-
-
-def beginning(path: str, most: int) -> bytes:
-    """The first bytes of a regular file, none of anything else. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
-
-
-def interpreter(script: str | None) -> tuple[str, ...]:
-    """The command in a script's first line; () if there is none, or none to be read."""
-    if not script:
-        return ()
-    try:
-        start = beginning(script, LINE_BYTES)
-    except OSError:
-        return ()
-    line = start.partition(b"\n")[0].decode(errors="replace")
-    words = line[2:].split() if line.startswith("#!") else []
-    if words and os.path.basename(words[0]) == "env":
-        words = words[2:] if words[1:2] == ["-S"] else words[1:]
-    return tuple(words)
-
-
-def shebang(script: str | None) -> tuple[str, ...]:
-    """The same if it is Python."""
-    words = interpreter(script)
-    return words if words and PYTHON.fullmatch(os.path.basename(words[0])) else ()
 
 
 def start(argv: Sequence[str], env: dict[str, str]) -> None:

@@ -14,20 +14,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from estimators.tracer.command import PREFIXES
+from estimators.tracer.command import PREFIXES, PYTHON
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh"))
 PATIENCE_S = 10  # what waits for something that its programs would do is stopped
 MEMORY_MIB = 2048
 MOST_BYTES = 1 << 24
-TRAINERS = re.compile(r"python\d*(\.\d+)?t?|torchrun|accelerate|uv|ipython|papermill|deepspeed")
-NO_TRAINING = frozenset(("--version", "-V", "config", "sync", "pip", "venv", "-"))
+LINE_BYTES = 256  # that the kernel reads of a first line
+TRAINERS = re.compile(r"python\d*(\.\d+)?t?|torchrun|accelerate|ipython|papermill|deepspeed")
+# Tools that run a command in an environment, and how those are asked for it that keep it elsewhere
+# than in the project's .venv.
+RUNNERS = {
+    **dict.fromkeys(("uv", "pdm", "rye", "conda", "mamba", "micromamba"), ()),
+    "poetry": ("env", "info", "--path"),
+    "pipenv": ("--venv",),
+    "hatch": ("env", "find"),
+}
+NO_TRAINING = frozenset(("--version", "-V", "config", "-"))
 HELPERS = frozenset(("pip", "venv", "ensurepip", "http.server", "site", "compileall"))
 # Programs that change nothing the Python command could notice, or run beside it or after it.
 HARMLESS = frozenset(("sleep", "tee", "tail", "kill", "pkill", "killall", "clear", "free", "df"))
@@ -56,6 +66,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     words = ["make", "SHELL=bash", *rest] if name == "make" else _bash(name, rest, cwd)
     started, complaint = _started(words, env, cwd, gpus)
     found: dict[str, Command] = {}
+    others: list[Command] = []  # console scripts: most of them only help
     skipped = ""
     for words, env, cwd in started:
         while words and (match := ASSIGNMENT.fullmatch(words[0])):
@@ -66,7 +77,12 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
         if _trains(words):
             found.setdefault(_script(words), Command(words, env, cwd, skipped))
         elif words and os.path.basename(words[0]) not in HARMLESS:
+            path = shutil.which(words[0], path=env.get("PATH"))
+            if shebang(path and os.path.join(cwd, path)):
+                others.append(Command(words, env, cwd, skipped))
             skipped = skipped or f"`{words[0]}` before it was not run"
+    if not found and len(others) == 1:
+        return _known(others[0])
     if not found:
         because = complaint or skipped
         raise Unclear("it runs no Python command" + f"; perhaps because {because}" * bool(because))
@@ -151,6 +167,19 @@ def _started(
     return [(words, variables, folder) for words, variables, folder in started], complaint
 
 
+def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+    """What a program prints that is confined like a script; "" if it fails or takes too long."""
+    import subprocess
+
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+            stderr=subprocess.DEVNULL, timeout=PATIENCE_S, preexec_fn=_confine, errors="replace",
+        )  # fmt: skip
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
+
+
 def _confine() -> None:
     from estimators.tracer.confine import confine, limit
 
@@ -165,6 +194,10 @@ def _trains(words: Sequence[str]) -> bool:
         base = os.path.basename(word)
         if base in SHELLS:
             return True
+        if base in RUNNERS:
+            return words[at + 1 : at + 2] == ["run"]
+        if base.endswith(".py"):
+            return True
         if TRAINERS.fullmatch(base):
             rest = words[at + 1 :]
             helper = rest[:1] == ["-m"] and rest[1:2] and rest[1] in HELPERS
@@ -172,6 +205,36 @@ def _trains(words: Sequence[str]) -> bool:
         if at == 0 and base not in PREFIXES:
             return False
     return False
+
+
+def beginning(path: str, most: int) -> bytes:
+    """The first bytes of a regular file, none of anything else. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def interpreter(script: str | None) -> tuple[str, ...]:
+    """The command in a script's first line; () if there is none, or none to be read."""
+    if not script:
+        return ()
+    try:
+        start = beginning(script, LINE_BYTES)
+    except OSError:
+        return ()
+    line = start.partition(b"\n")[0].decode(errors="replace")
+    words = line[2:].split() if line.startswith("#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = words[2:] if words[1:2] == ["-S"] else words[1:]
+    return tuple(words)
+
+
+def shebang(script: str | None) -> tuple[str, ...]:
+    """The same if it is Python."""
+    words = interpreter(script)
+    return words if words and PYTHON.fullmatch(os.path.basename(words[0])) else ()
 
 
 def _script(words: Sequence[str]) -> str:

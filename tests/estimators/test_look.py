@@ -18,8 +18,9 @@ from carmad.plugin import JobSpec, Refusal, Settings, Trial
 from estimators.look import TRACER, look, parse
 from estimators.tracer import command
 from estimators.tracer.command import FIND, Unreadable
-from estimators.tracer.find import resolve, shebang
+from estimators.tracer.find import resolve
 from estimators.tracer.report import Explanation, Held, Report, loads, refusal
+from estimators.tracer.shell import shebang
 from tests.here import Here
 from tests.reports import a_report
 
@@ -172,6 +173,9 @@ def test_what_is_no_python_command(tmp_path: Path) -> None:
         ("uv run t.py -x", "t.py -x"),
         ("uv run --extra gpu -- python t.py", "t.py"),
         ("uv run --no-sync -m pkg.train", "-m pkg.train"),
+        ("poetry run python t.py -x", "t.py -x"),
+        ("bash -c 'mkdir x; train --x'", "train --x"),
+        ("conda run --no-capture-output -p .venv python t.py", "t.py"),
         ("{bin}/jupyter nbconvert --execute --to notebook n.ipynb", "n.ipynb"),
     ],
 )
@@ -185,9 +189,10 @@ def test_the_python_behind_a_command(words: str, ran: str, tmp_path: Path, scrip
     run = tmp_path / "run.sh"
     run.write_text("#!/bin/sh\n. .venv/bin/activate\npython t.py --n ${1:-3}\n")
     run.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
     (tmp_path / "Makefile").write_text("fit:\n\t./run.sh 5 > log\n")
-    why = found(tmp_path, *words.format(bin=tmp_path / "bin").split())
-    assert why.endswith(f"would run {ran}")
+    why = found(tmp_path, *shlex.split(words.format(bin=tmp_path / "bin")), PATH=path)
+    assert why.endswith(f"{ran}")
 
 
 @pytest.mark.parametrize(
@@ -195,6 +200,8 @@ def test_the_python_behind_a_command(words: str, ran: str, tmp_path: Path, scrip
     [
         ("uv run t.py", "run `uv sync` first"),
         ("uv pip install torch", "only `uv run` is known"),
+        ("poetry run python t.py", "poetry has made no .venv for this yet: run `poetry install`"),
+        ("conda run -n x python t.py", "envs/x for this yet: run `conda create` first"),
         ("papermill a.ipynb b.ipynb -p n 3", "parameters are not known"),
         ("bash no-such.sh", "cannot read"),
         ("bash -c ls", "a bash script: it runs no Python command"),
