@@ -84,6 +84,8 @@ def main() -> None:
         trace = Trace(options.gpu, options.gpus)
     except Unfit as error:
         answer.refuse(str(error))
+    if options.note:
+        trace.recorder.note(options.note)
     run(words, options, answer, trace)
 
 

@@ -40,7 +40,7 @@ def main() -> None:
             path = name if "/" in name else shutil.which(name)
             start((*(shell.shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
         options = Options.loads(text)
-        argv, env, cwd, skipped = resolve(
+        argv, env, cwd, skipped, note = resolve(
             [name, *words], dict(os.environ), os.getcwd(), options.gpus
         )
         program = parse(argv, options.gpus)
@@ -49,6 +49,7 @@ def main() -> None:
             processes=program.processes,
             env=program.env,
             skipped=skipped or program.skipped,
+            note=note,
         )
         os.chdir(cwd)
         start((*program.python, tracer, options.dumps(), *program.script), env)
@@ -60,22 +61,22 @@ def main() -> None:
 
 def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> shell.Command:
     """The Python command that a command ends up running. Raises Unreadable, Unclear or OSError."""
-    skipped = ""
+    skipped = note = ""
     for _ in range(MOST_STEPS):
         skipped = skipped or prefix_note(words)
         words = unwrap(words)
         name = os.path.basename(words[0]) if words else ""
         if PYTHON.fullmatch(name) or name in KNOWN:
-            return shell.Command(list(words), env, cwd, skipped)
+            return shell.Command(list(words), env, cwd, skipped, note)
         path = words[0] if words and "/" in words[0] else shutil.which(name, path=env.get("PATH"))
         if name in shell.SHELLS or name == "make":
             try:
-                words, env, cwd, more = shell.command(words, env, cwd, gpus)
-                skipped = skipped or more
+                words, env, cwd, more, said = shell.command(words, env, cwd, gpus)
+                skipped, note = skipped or more, note or said
             except shell.Unclear as error:
                 raise shell.Unclear(f"a {name} script: {error}; {HINT}") from None
         elif name in shell.RUNNERS:
-            words, env, cwd, more = run(name, words[1:], env, cwd)
+            words, env, cwd, more, _ = run(name, words[1:], env, cwd)
             skipped = skipped or more
         elif name in NOTEBOOKS:
             skipped = skipped or "IPython's kernel and magics were left out"

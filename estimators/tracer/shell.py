@@ -56,7 +56,8 @@ class Command(NamedTuple):
     words: list[str]
     env: dict[str, str]
     cwd: str
-    skipped: str = ""  # as in `Options`
+    skipped: str = ""  # as in `Options`, like the next
+    note: str = ""
 
 
 def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) -> Command:
@@ -67,7 +68,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     started, complaint = _started(words, env, cwd, gpus)
     found: dict[str, Command] = {}
     others: list[Command] = []  # console scripts: most of them only help
-    skipped = ""
+    runs, skipped = 0, ""
     for words, env, cwd in started:
         while words and (match := ASSIGNMENT.fullmatch(words[0])):
             env[match[1]] = match[2]
@@ -75,7 +76,9 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
         if words[:1] in (["exec"], ["command"]):
             del words[0]
         if _trains(words):
+            runs += 1
             found.setdefault(_script(words), Command(words, env, cwd, skipped))
+            skipped = skipped or f"`{' '.join(words[:2])}` before it was not run"
         elif words and os.path.basename(words[0]) not in HARMLESS:
             path = shutil.which(words[0], path=env.get("PATH"))
             if shebang(path and os.path.join(cwd, path)):
@@ -92,7 +95,9 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     if len(found) > 1 and len(training) != 1:
         which = ", ".join(sorted({" ".join(one.words[:2]) for one in found.values()}))
         raise Unclear(f"it runs {len(found)} Python commands ({which}): submit one of them")
-    return _known(found[(training if len(found) > 1 else list(found))[0]])
+    chosen = training[0] if len(found) > 1 else next(iter(found))
+    note = f"only the first run of {chosen} was traced, of {runs} Python commands" * (runs > 1)
+    return _known(found[chosen]._replace(note=note))
 
 
 def _bash(shell: str, words: Sequence[str], cwd: str) -> list[str]:
@@ -243,10 +248,10 @@ def _script(words: Sequence[str]) -> str:
 
 
 def _known(found: Command) -> Command:
-    words, env, cwd, skipped = found
+    words, env, cwd, skipped, note = found
     if any(UNKNOWN in word for word in words):
         text = " ".join(words).replace(UNKNOWN, "…")
         raise Unclear(f"its command `{text}` is not known before it runs")
     if unknown := [name for name, value in env.items() if UNKNOWN in value]:
         skipped = skipped or f"{unknown[0]} is not known before it runs"
-    return Command(words, {n: it for n, it in env.items() if n not in unknown}, cwd, skipped)
+    return Command(words, {n: it for n, it in env.items() if n not in unknown}, cwd, skipped, note)

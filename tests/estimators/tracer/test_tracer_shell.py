@@ -47,7 +47,7 @@ def found(text: str, *args: str, gpus: int = 4, **env: str) -> list[str]:
             "for s in {5..6}; do for b in $(seq 2); do python t.py $s $b; done; done",
             "python t.py 5 1",
         ),
-        ("for ((i = 0; i < 2; i++)); do python t.py $i & p[$i]=$!; done; wait", "python t.py 0"),
+        ("for ((i = 0; i < 2; i++)); do python t.py $i | tee $i & p[$i]=$!; wait; done", "python t.py 0"),
         ("if [ -f x ]; then python a.py; else exec torchrun t.py; fi", "torchrun t.py"),
         ("case ${2%% *} in y) N=1 ;; *) N=2 ;; esac; python t.py $N", "python t.py 1"),
         ("set -e; mkdir x; [[ -d / ]] && rm -r x; python t.py", "python t.py"),
@@ -104,7 +104,7 @@ def test_what_is_set_goes_to_the_program(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "activate").write_text("PATH=/venv/bin:$PATH; deactivate() { :; }\n")
     text = "source ./activate; export A=1 B; C=2; cd data && cd .. && cd data; D='3 4' python t.py"
-    words, env, cwd, _ = command(["sh", "-c", text], ENV, str(tmp_path), 1)
+    words, env, cwd, *_ = command(["sh", "-c", text], ENV, str(tmp_path), 1)
     assert (words, cwd) == (["python", "t.py"], f"{tmp_path}/data")
     assert env["PATH"] == f"/venv/bin:{ENV['PATH']}"
     assert (env["A"], env["D"]) == ("1", "3 4")
@@ -134,7 +134,7 @@ def test_a_script_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "run.sh").chmod(0o755)
     for argv in (["bash", "-e", "run.sh", "9"], ["sh", "-c", "./run.sh 9"], ["zsh", "run.sh", "9"]):
         told = command(argv, ENV, str(tmp_path), 1)
-        assert told[:1] + told[2:] == (["python", "t.py", "9"], f"{tmp_path}/src", "")
+        assert told[:1] + told[2:] == (["python", "t.py", "9"], f"{tmp_path}/src", "", "")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Unclear, match="no file"):
         command(["bash", "pipe"], ENV, str(tmp_path), 1)
@@ -149,6 +149,14 @@ def test_make_runs_its_recipes(tmp_path: Path) -> None:
     assert (told.cwd, told.skipped) == (f"{tmp_path}/src", "`wget` before it was not run")
 
 
+def test_what_was_chosen_is_noted() -> None:
+    text = "python prepare.py; for n in 1 2; do python train.py $n; done; python eval.py"
+    told = command(["bash", "-c", text], ENV, "/", 1)
+    assert told.words == ["python", "train.py", "1"]
+    assert told.note == "only the first run of train.py was traced, of 4 Python commands"
+    assert told.skipped == "`python prepare.py` before it was not run"
+
+
 def skipped(text: str, **env: str) -> str:
     return command(["bash", "-c", text], ENV | env, "/", 4).skipped
 
@@ -156,7 +164,7 @@ def skipped(text: str, **env: str) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "#SBATCH -n 1\nset -eu -o pipefail\nexport A=1 B=$A\necho go\npython t.py > log 2>&1\nrm x",
+        "#SBATCH -n 1\nset -eu -o pipefail\nexport A=1 B=2\necho go\npython t.py > log 2>&1\nrm x",
         "nvidia-smi > /dev/null; cd /tmp && python t.py 2>&1 | tee log",
         'cd "$(dirname "$0")"; cd "$(dirname ${BASH_SOURCE[0]:-x})"; python t.py "$@"',
         "A=(--p 1); exec nohup python t.py ${A[@]} &",
