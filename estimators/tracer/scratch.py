@@ -38,6 +38,7 @@ _FileIO = io.FileIO
 _listdir, _scandir, _access, _readlink = os.listdir, os.scandir, os.access, os.readlink
 _chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
 _installed: list[Tree] = []
+DIRECTORY, GONE = object(), object()
 
 
 def _error(number: int, path: Any) -> OSError:
@@ -107,10 +108,10 @@ class Tree:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, int] = {}  # path → memory file
-        self._directories: set[str] = set()
-        self._links: dict[str, str] = {}  # path → target, as written
-        self._gone: set[str] = set()  # real, and removed by the script
+        # What the script made or removed: a memory file, a link's target as written, DIRECTORY or
+        # GONE. What is real at these paths and below them is hidden.
+        self._nodes: dict[str, Any] = {}
+        self._has_links = False
         self._cwd: str | None = None  # where the script went, if that is no real directory
         self.changed: Callable[[], None] = lambda: None  # called when something is
 
@@ -154,10 +155,10 @@ class Tree:
         text = _absolute(self.getcwd(), text)
         for _ in range(LINKS):
             names = _upwards(text if follow else posixpath.dirname(text))
-            link = next((name for name in names if name in self._links), None)
+            link = next((name for name in names if isinstance(self._nodes.get(name), str)), None)
             if link is None:
                 break
-            target = _absolute(posixpath.dirname(link), self._links[link])
+            target = _absolute(posixpath.dirname(link), self._nodes[link])
             text = _absolute(target, text[len(link) + 1 :])
         else:
             raise _error(errno.ELOOP, path)
@@ -165,17 +166,15 @@ class Tree:
             return None
         return text
 
-    def _is_gone(self, path: str) -> bool:
-        return bool(self._gone) and any(above in self._gone for above in _upwards(path))
+    def _is_hidden(self, path: str) -> bool:
+        return bool(self._nodes) and any(above in self._nodes for above in _upwards(path))
 
     def _own(self, path: str) -> bool:
-        return path in self._files or path in self._directories or path in self._links
+        return self._nodes.get(path, GONE) is not GONE
 
     def exists(self, path: str) -> bool:
-        if self._own(path):
-            return True
-        if self._is_gone(path):
-            return False
+        if self._is_hidden(path):
+            return self._own(path)
         try:
             _lstat(path)
         except OSError:
@@ -199,13 +198,12 @@ class Tree:
         own = self._path(path, dir_fd, follow_symlinks)
         if own is None:
             return real(path) if dir_fd is None else real(path, dir_fd=dir_fd)
-        if own in self._links:
-            return _lstat("/proc/self")  # a link
-        if own in self._files:
-            return os.fstat(self._files[own])
-        if own in self._directories:
-            return _stat("/")
-        if self._is_gone(own):
+        node = self._nodes.get(own)
+        if isinstance(node, int):
+            return os.fstat(node)
+        if self._own(own):
+            return _stat("/") if node is DIRECTORY else _lstat("/proc/self")  # which is a link
+        if self._is_hidden(own):
             raise _error(errno.ENOENT, path)
         return real(own)
 
@@ -235,19 +233,18 @@ class Tree:
         own = self._path(path, dir_fd, follow=False)
         if own is None:
             return _readlink(path) if dir_fd is None else _readlink(path, dir_fd=dir_fd)
-        if own in self._files or own in self._directories:
-            raise _error(errno.EINVAL, path)
-        if own not in self._links and self._is_gone(own):
-            raise _error(errno.ENOENT, path)
-        target: Any = self._links[own] if own in self._links else _readlink(own)
+        target = self._nodes.get(own)
+        if not isinstance(target, str):
+            if self._is_hidden(own):
+                raise _error(errno.EINVAL if self._own(own) else errno.ENOENT, path)
+            target = _readlink(own)
         return os.fsencode(target) if isinstance(path, bytes) else target
 
     def _names(self, directory: str) -> list[str]:
         """What the script itself put into a directory."""
         inside = directory.rstrip("/") + "/"
-        everything = (*self._files, *self._directories, *self._links)
-        below = (path[len(inside) :] for path in everything if path.startswith(inside))
-        return sorted({name for name in below if "/" not in name})
+        below = (p[len(inside) :] for p in self._nodes if p.startswith(inside) and self._own(p))
+        return sorted(name for name in below if "/" not in name)
 
     def listdir(self, path: Any = None) -> list[Any]:
         path = "." if path is None else path
@@ -265,23 +262,20 @@ class Tree:
         shown = os.fspath(path)
         added = self._names(own)
         real: list[Any] = []
-        if own not in self._directories:
-            if self._is_gone(own):
+        if self._nodes.get(own) is not DIRECTORY:
+            if self._is_hidden(own):
                 raise _error(errno.ENOENT, path)
-            hidden = set(added)
-            if self._cwd or self._links:
+            if self._cwd or self._has_links:
                 real = [Entry(self, shown, name) for name in _listdir(own)]
             else:
                 with _scandir(path) as entries:
                     real = list(entries)
-            real = [entry for entry in real if entry.name not in hidden]
-            if self._gone:
-                real = [e for e in real if posixpath.join(own, e.name) not in self._gone]
+            real = [e for e in real if posixpath.join(own, e.name) not in self._nodes]
         return Entries([*real, *(Entry(self, shown, name) for name in added)])
 
     def chdir(self, path: Any) -> None:
         own = self._path(path)
-        if own in self._directories:
+        if own and self._nodes.get(own) is DIRECTORY:
             self._cwd = own
         else:
             _chdir(path if own is None else own)
@@ -313,28 +307,28 @@ class Tree:
             raise _error(errno.ENOSPC, path)
         if _TEMPORARY and flags & _TEMPORARY:
             return os.memfd_create("temporary")
-        if own in self._files and flags & os.O_CREAT and flags & os.O_EXCL:
+        if flags & os.O_CREAT and flags & os.O_EXCL and self.exists(own):
             raise _error(errno.EEXIST, path)
-        if own not in self._files:
-            if own in self._directories:
+        if not isinstance(self._nodes.get(own), int):
+            if self._nodes.get(own) is DIRECTORY and not flags & _CHANGES:
                 return os.memfd_create("directory")  # opened to be synced
             if flags & _CHANGES:
                 self._adopt(own, path, flags)
-            elif self._is_gone(own):
+            elif self._is_hidden(own):
                 raise _error(errno.ENOENT, path)
             else:
-                return _fd_open(own if self._cwd or dir_fd or self._links else path, flags, mode)
+                moved = self._cwd or dir_fd or self._has_links
+                return _fd_open(own if moved else path, flags, mode)
         again = flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-        return _fd_open(f"/proc/self/fd/{self._files[own]}", again)
+        return _fd_open(f"/proc/self/fd/{self._nodes[own]}", again)
 
     def _bytes_in_files(self) -> int:
-        return sum(os.fstat(fd).st_blocks * 512 for fd in self._files.values())
+        files = (node for node in self._nodes.values() if isinstance(node, int))
+        return sum(os.fstat(fd).st_blocks * 512 for fd in files)
 
     def _adopt(self, own: str, path: Any, flags: int) -> None:
         """Give the script a file of its own at a path, with the real file's content."""
         there = self.exists(own)
-        if there and flags & os.O_CREAT and flags & os.O_EXCL:
-            raise _error(errno.EEXIST, path)
         if not there and not flags & os.O_CREAT:
             raise _error(errno.ENOENT, path)
         if there and self._is_directory(own):
@@ -348,8 +342,7 @@ class Tree:
         if keeps:
             with _open(own, "rb") as real, _open(fd, "wb", closefd=False) as copy:
                 copy.write(real.read())
-        self._files[own] = fd
-        self._gone.discard(own)
+        self._nodes[own] = fd
 
     def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: Any = None) -> None:
         own = self._path(path, dir_fd, follow=False)
@@ -357,17 +350,17 @@ class Tree:
             raise _error(errno.EEXIST, path)
         self._needs_parent(own)
         self.changed()
-        self._directories.add(own)
+        self._nodes[own] = DIRECTORY
 
     def _forget(self, own: str) -> None:
         """Drop what is at a path and below it."""
         self.changed()
-        for path in [p for p in self._files if own in _upwards(p)]:
-            os.close(self._files.pop(path))
-        self._directories = {p for p in self._directories if own not in _upwards(p)}
-        self._links = {p: to for p, to in self._links.items() if own not in _upwards(p)}
+        for path in [p for p in self._nodes if own in _upwards(p)]:
+            node = self._nodes.pop(path)
+            if isinstance(node, int):
+                os.close(node)
         if self.exists(own):
-            self._gone.add(own)
+            self._nodes[own] = GONE
 
     def remove(self, path: Any, *, dir_fd: Any = None) -> None:
         own = self._path(path, dir_fd, follow=False)
@@ -417,22 +410,19 @@ class Tree:
         """Files share their memory: of two names, one is about to go."""
         if self._is_directory(old, follow=False):
             if not self._is_directory(new):
-                self._directories.add(new)
+                self._nodes[new] = DIRECTORY
             for name in self.listdir(old):
                 self._copy(posixpath.join(old, name), posixpath.join(new, name))
             return
         if stat.S_ISLNK(self.lstat(old).st_mode):
             target = self.readlink(old)
             self._forget(new)
-            self._links[new] = target
+            self._nodes[new], self._has_links = target, True
             return
-        if old not in self._files:
+        if not isinstance(self._nodes.get(old), int):
             self._adopt(old, old, os.O_RDWR)
-        self._links.pop(new, None)
-        if new in self._files:
-            os.close(self._files[new])
-        self._files[new] = os.dup(self._files[old])
-        self._gone.discard(new)
+        self._forget(new)
+        self._nodes[new] = os.dup(self._nodes[old])
 
     def symlink(self, src: Any, dst: Any, *_: Any, dir_fd: Any = None, **__: Any) -> None:
         link = self._path(dst, dir_fd, follow=False)
@@ -440,7 +430,7 @@ class Tree:
             raise _error(errno.EEXIST, dst)
         self._needs_parent(link)
         self.changed()
-        self._links[link] = os.fsdecode(src)
+        self._nodes[link], self._has_links = os.fsdecode(src), True
 
     def leave(self, path: Any, *_: Any, follow_symlinks: bool = True, **__: Any) -> None:
         """chmod, chown, utime: of no consequence for memory, but for whether it is there."""
@@ -472,8 +462,8 @@ def on_change(call: Callable[[], None]) -> None:
 def path_for_kernel(path: Any) -> Any:
     """Under which path the kernel knows a file, which may be the script's own."""
     for tree in _installed:
-        fd = tree._files.get(tree._path(path) or "")
-        if fd is not None:
+        fd = tree._nodes.get(tree._path(path) or "")
+        if isinstance(fd, int):
             return f"/proc/self/fd/{fd}"
     return path
 
