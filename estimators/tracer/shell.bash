@@ -54,7 +54,7 @@ __carma_report() {
       ;;
   esac
   BASH_ENV='' "$__carma_python" -I -S -c "$__carma_code" "$@"
-  printf '\002'
+  (trap '' PIPE; printf '\002' 2>/dev/null) || : # the next in a pipe may be gone
 }
 
 set -o functrace

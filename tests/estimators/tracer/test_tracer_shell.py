@@ -128,6 +128,12 @@ def test_what_is_not_clear_is_refused(text: str, why: str) -> None:
         found(text)
 
 
+def test_a_pipe_does_not_break() -> None:
+    """A program that is left out neither reads what the one before prints, nor makes it fail."""
+    text = "set -eo pipefail; for n in {1..20}; do python t.py $n | tee log; done"
+    assert command(["bash", "-c", text], ENV, "/", 1).note.endswith("of 20 Python commands")
+
+
 def test_a_script_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "run.sh").write_text('#!/bin/bash\ncd "$(dirname "$0")"/src\npython t.py $1\n')
