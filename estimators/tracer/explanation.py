@@ -9,9 +9,9 @@ script that really does it.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Tuple
 
 import torch
 
@@ -76,8 +76,8 @@ def with_explanation(report: Report, recorder: Recorder, attribution: Attributio
     replays.follow()
     film = _Filmed(recorder, chosen, replays.layout)
     modules, lines = _holders(recorder, attribution, film.peak)
-    help = remedies(recorder, attribution, chosen, replays.layout, report)
-    return replace(report, explanation=Explanation(modules, lines, help, tuple(film.moments)))
+    best = _Case(recorder, attribution, chosen, replays.layout).remedies(report)
+    return replace(report, explanation=Explanation(modules, lines, best, tuple(film.moments)))
 
 
 def _holders(
@@ -87,9 +87,9 @@ def _holders(
     numbers are one (layer.*.attn), and by line."""
     live = _left(recorder.events[: peak + 1])
     taken = _of_steps(recorder.events)
-    modules: dict[tuple[str, str], list[int]] = defaultdict(list)
+    modules: Counter[tuple[str, str]] = Counter()  # bytes
+    lines: Counter[str] = Counter()
     members: dict[tuple[str, str], set[int]] = defaultdict(set)
-    lines: dict[str, list[int]] = defaultdict(list)
     for id, nbytes in live.items():
         origin = attribution.origins.get(id)
         if recorder.kinds.get(id) in _KINDS or id in taken or origin is None:
@@ -99,15 +99,13 @@ def _holders(
             module = attribution.modules[origin.module]
             key = (pattern(module.name), module.kind)
             members[key].add(origin.module)
-        modules[key].append(nbytes)
+        modules[key] += nbytes
         if origin.line:
-            lines[origin.line].append(nbytes)
-    by_module = (
-        Held(name, kind, len(members[name, kind]), sum(sizes))
-        for (name, kind), sizes in modules.items()
+            lines[origin.line] += nbytes
+    return (
+        tuple(Held(*key, len(members[key]), n) for key, n in modules.most_common(MOST_HELD)),
+        tuple(Held(line, "", 0, nbytes) for line, nbytes in lines.most_common(MOST_HELD)),
     )
-    by_line = (Held(line, "", 0, sum(sizes)) for line, sizes in lines.items())
-    return _largest(by_module), _largest(by_line)
 
 
 def _left(events: Events) -> dict[int, int]:
@@ -133,23 +131,6 @@ def _of_steps(events: Events) -> set[int]:
     return found
 
 
-def _largest(found: Iterable[Held]) -> tuple[Held, ...]:
-    return tuple(sorted(found, key=lambda one: -one.nbytes)[:MOST_HELD])
-
-
-def remedies(
-    recorder: Recorder, attribution: Attribution, chosen: Options, layout: int, report: Report
-) -> tuple[Remedy, ...]:
-    """Those that free at least WORTH, the best first."""
-    case = _Case(recorder, attribution, chosen, layout)
-    found = []
-    for what, exact, reserved in case.all(report.batch):
-        saved = report.reserved - reserved
-        if saved >= WORTH * report.reserved:
-            found.append(Remedy(what, saved, exact))
-    return tuple(sorted(found, key=lambda one: -one.saved))
-
-
 class _Case:
     def __init__(
         self, recorder: Recorder, attribution: Attribution, chosen: Options, layout: int
@@ -158,7 +139,16 @@ class _Case:
         self._events, self._convs, self._kinds = recorder.events, recorder.convs, recorder.kinds
         self._modules, self._origins = attribution.modules, attribution.origins
 
-    def all(self, batch: int) -> Iterator[tuple[str, bool, int]]:
+    def remedies(self, report: Report) -> tuple[Remedy, ...]:
+        """Those that free at least WORTH, the best first."""
+        every = (
+            Remedy(what, report.reserved - reserved, exact)
+            for what, exact, reserved in self._all(report.batch)
+        )
+        worth = (one for one in every if one.saved >= WORTH * report.reserved)
+        return tuple(sorted(worth, key=lambda one: -one.saved))
+
+    def _all(self, batch: int) -> Iterator[tuple[str, bool, int]]:
         """What to do, whether its figure is exact, and the bytes reserved then."""
         if not self._chosen.expandable:
             moved = replace(self._chosen, expandable=True)

@@ -47,7 +47,10 @@ def found(text: str, *args: str, gpus: int = 4, **env: str) -> list[str]:
             "for s in {5..6}; do for b in $(seq 2); do python t.py $s $b; done; done",
             "python t.py 5 1",
         ),
-        ("for ((i = 0; i < 2; i++)); do python t.py $i | tee $i & p[$i]=$!; wait; done", "python t.py 0"),
+        (
+            "for ((i = 0; i < 2; i++)); do python t.py $i | tee $i & p[$i]=$!; wait; done",
+            "python t.py 0",
+        ),
         ("if [ -f x ]; then python a.py; else exec torchrun t.py; fi", "torchrun t.py"),
         ("case ${2%% *} in y) N=1 ;; *) N=2 ;; esac; python t.py $N", "python t.py 1"),
         ("set -e; mkdir x; [[ -d / ]] && rm -r x; python t.py", "python t.py"),
@@ -225,6 +228,15 @@ def test_nothing_is_written_and_nobody_killed(tmp_path: Path) -> None:
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_an_old_kernel_runs_no_shell_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError
+
+    monkeypatch.setattr(shell, "_confine", refuse)
+    with pytest.raises(Unclear, match="needs Landlock"):
+        found("python t.py")
 
 
 @pytest.mark.parametrize(
