@@ -26,6 +26,7 @@ from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, 
 MOST_STEPS = 8  # of shell scripts that run shell scripts
 KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
 NOTEBOOKS = frozenset(("ipython", "ipython3", "jupyter", "papermill"))
+MAKES = {"uv": "sync", "rye": "sync", "hatch": "env create"}
 WITH_VALUES = frozenset(  # options of `run` with a value
     ("--with", "--with-requirements", "--with-editable", "-p", "--python", "--project", "--extra")
     + ("--directory", "--group", "--only-group", "--env-file", "--package", "--index", "-w")
@@ -119,7 +120,7 @@ def run(tool: str, words: Sequence[str], env: dict[str, str], cwd: str) -> shell
         venv = env.get("UV_PROJECT_ENVIRONMENT") or next(filter(os.path.isdir, own), "")
         if not venv and shell.RUNNERS[tool]:
             venv = shell.output((tool, *shell.RUNNERS[tool]), env, folder)
-        variable, make = "VIRTUAL_ENV", f"{tool} {'sync' if tool in ('uv', 'rye') else 'install'}"
+        variable, make = "VIRTUAL_ENV", f"{tool} {MAKES.get(tool, 'install')}"
     if not venv or not os.path.isdir(os.path.join(cwd, venv)):
         raise Unreadable(f"{tool} has made no {venv or '.venv'} for this yet: run `{make}` first")
     venv = os.path.join(cwd, venv)
