@@ -179,7 +179,7 @@ def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.DEVNULL, timeout=3 * PATIENCE_S, preexec_fn=_confine, errors="replace",
+            stderr=subprocess.DEVNULL, timeout=3 * PATIENCE_S, preexec_fn=_confine,
         )  # fmt: skip
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
