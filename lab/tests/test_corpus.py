@@ -7,6 +7,7 @@ from pathlib import Path
 
 from carmad.plugin import Refusal
 from lab.corpus import made
+from lab.corpus.draw import linked, order
 from lab.corpus.listed import Repository, Script, prepare, read
 from lab.corpus.mistakes import Mistake, mistakes
 from lab.corpus.scripts import _judge, command
@@ -61,3 +62,12 @@ def test_what_is_said_to_stop_and_is_not_known_to_is_wrong() -> None:
     assert _judge(Script("a/b", "python train.py", stops="train.py:3: KeyError"), crash) == "stops"
     assert _judge(Script("a/b", "python train.py", lacks="weights"), crash) == "lacks"
     assert _judge(Script("a/b", "python train.py"), Refusal("no", "look", 1.0)) == "refused"
+
+
+def test_an_order_is_drawn_of_links_that_are_not_known() -> None:
+    page = "[a](https://github.com/ann/nets) https://github.com/topics/x github.com/Ann/Nets.git."
+    assert linked(page) == ["ann/nets", "Ann/Nets"]
+    names = [*linked(page), "bob/gans", "cy/seen"]
+    drawn = order(names, "name = 'Cy/Seen'")
+    assert sorted(drawn) == ["ann/nets", "bob/gans"]
+    assert drawn == order(reversed([*drawn, "cy/seen"]), "cy/seen"), "by the seed alone"
