@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 import zipfile
@@ -76,9 +77,9 @@ def skeletons(path: Path) -> None:
 
 def speech(path: Path) -> None:
     """What preprocess.py of keonlee9420's models makes of the sentences in `train.txt`, `val.txt`:
-    the first 160 and 16 of them."""
+    the first 400 and 16 of them."""
     rng = _random()
-    for part, count in (("train", 160), ("val", 16)):
+    for part, count in (("train", 400), ("val", 16)):
         lines = (path / f"{part}.txt").read_text().splitlines()[:count]
         (path / f"{part}.txt").write_text("\n".join(lines) + "\n")
         for line in lines:
@@ -304,21 +305,28 @@ def voc(path: Path) -> None:
             (path / year / "ImageSets/Main" / f"{part}.txt").write_text("\n".join(names) + "\n")
 
 
+def _vgg_features() -> list[Any]:
+    """VGG-16's convolutions, before its last pooling."""
+    from torch import nn
+
+    layers: list[Any] = []
+    wide = 3
+    for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512):
+        layers += (
+            [nn.Conv2d(wide, width, 3, padding=1), nn.ReLU()] if width else [nn.MaxPool2d(2, 2)]
+        )
+        wide = width or wide
+    return layers
+
+
 def vgg_reduced(path: Path) -> None:
     """VGG-16 with convolutions for its last layers, as SSD starts from it."""
 
     def modules() -> Any:
         from torch import nn
 
-        layers: list[Any] = []
-        wide = 3
-        for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512):
-            layers += (
-                [nn.Conv2d(wide, width, 3, padding=1), nn.ReLU()] if width else [nn.MaxPool2d(2, 2)]
-            )
-            wide = width or wide
-        layers += [nn.MaxPool2d(3, 1, 1), nn.Conv2d(512, 1024, 3, padding=6, dilation=6)]
-        return nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(1024, 1024, 1), nn.ReLU())
+        last = [nn.Conv2d(512, 1024, 3, padding=6, dilation=6), nn.ReLU(), nn.Conv2d(1024, 1024, 1)]
+        return nn.Sequential(*_vgg_features(), nn.MaxPool2d(3, 1, 1), *last, nn.ReLU())
 
     _weights(path, modules)
 
@@ -327,11 +335,50 @@ def vgg16(path: Path) -> None:
     """torchvision's VGG-16 where torch.hub keeps what it downloads."""
 
     def modules() -> Any:
-        from torchvision.models import vgg16  # type: ignore[import-untyped]
+        from torch import nn
 
-        return vgg16()
+        dense = [nn.Linear(512 * 7 * 7, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 1000)]
+        rest = (nn.ReLU(), nn.Dropout())
+        classifier = nn.Sequential(dense[0], *rest, dense[1], *rest, dense[2])
+        return nn.ModuleDict(
+            {"features": nn.Sequential(*_vgg_features()), "classifier": classifier}
+        )
 
     _weights(path / "hub" / "checkpoints" / "vgg16-397923af.pth", modules)
+
+
+def resnet18(path: Path) -> None:
+    """torchvision's ResNet-18 where torch.hub keeps what it downloads."""
+
+    def modules() -> Any:
+        from torch import nn
+
+        def block(wide: int, width: int) -> nn.Module:
+            found: dict[str, nn.Module] = {}
+            for i, inner in enumerate((wide, width)):
+                found[f"conv{i + 1}"] = nn.Conv2d(inner, width, 3, bias=False)
+                found[f"bn{i + 1}"] = nn.BatchNorm2d(width)
+            if wide != width:
+                shortcut = (nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width))
+                found["downsample"] = nn.Sequential(*shortcut)
+            return nn.ModuleDict(found)
+
+        widths = (64, 64, 128, 256, 512)
+        layers: dict[str, nn.Module] = {
+            f"layer{i + 1}": nn.Sequential(block(wide, width), block(width, width))
+            for i, (wide, width) in enumerate(itertools.pairwise(widths))
+        }
+        layers |= {"conv1": nn.Conv2d(3, 64, 7, bias=False), "bn1": nn.BatchNorm2d(64)}
+        return nn.ModuleDict(layers | {"fc": nn.Linear(512, 1000)})
+
+    _weights(path / "hub" / "checkpoints" / "resnet18-5c106cde.pth", modules)
+
+
+def penn(path: Path) -> None:
+    """`ptb.train.txt`, `ptb.valid.txt`, `ptb.test.txt`, as Mikolov's archive has them."""
+    path.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", 4000), ("valid", 400), ("test", 400)):
+        (path / f"ptb.{part}.txt").write_text("\n".join(_sentences(count)) + "\n")
 
 
 def segments_listed(path: Path) -> None:
@@ -351,7 +398,7 @@ def polyps(path: Path) -> None:
     """Pictures with masks, for training and in five sets for tests."""
     tests = ("CVC-300", "CVC-ClinicDB", "Kvasir", "CVC-ColonDB", "ETIS-LaribPolypDB", "test")
     for folder, inner, outer in (
-        ("TrainDataset", "image", "mask"),
+        ("TrainDataset", "images", "masks"),
         *((f"TestDataset/{one}", "images", "masks") for one in tests),
     ):
         for i in range(32):
@@ -359,8 +406,8 @@ def polyps(path: Path) -> None:
             _mask(path / folder / outer / f"{i}.png", (0, 255))
 
 
-def pvt(path: Path) -> None:
-    """Weights of which none has the name of a layer's: the script takes those whose names agree."""
+def unmatched(path: Path) -> None:
+    """Weights of which none has a layer's name, for scripts that take those whose names agree."""
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -413,7 +460,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     one.__name__: one
     for one in (
         *(zipped, text_pairs, skeletons, speech, vocoder, faces, frames, meshes, parts, lanes),
-        *(office, vit, coco_json, voc, vgg_reduced, vgg16, segments_listed, polyps, pvt),
-        *(long_tail, tokyo, lines, glove),
+        *(office, vit, coco_json, voc, vgg_reduced, vgg16, segments_listed, polyps, unmatched),
+        *(long_tail, tokyo, lines, glove, resnet18, penn),
     )
 }
