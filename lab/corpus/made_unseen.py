@@ -13,10 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.corpus.made import WORDS, _picture, _random, _sentences, pictures
-
-BOX = "<object><name>car</name><difficult>0</difficult><bndbox>{}</bndbox></object>"
-CORNERS = "<xmin>40</xmin><ymin>50</ymin><xmax>160</xmax><ymax>170</ymax>"
+from lab.corpus.made import WORDS, _picture, _random, _sentences
 
 
 def _weights(path: Path, modules: Callable[[], Any], wrap: str = "") -> None:
@@ -123,25 +120,6 @@ def vocoder(path: Path) -> None:
     _weights(path, modules, "generator")
 
 
-def faces(path: Path) -> None:
-    """`casia.zip` and the landmarks of its faces."""
-    path.mkdir(parents=True, exist_ok=True)
-    _picture(path / "face.jpg", 250)
-    marks = "107\t107\t147\t111\t124\t143\t103\t157\t139\t161"
-    with zipfile.ZipFile(path / "casia.zip", "w") as archive:
-        for i in range(300):
-            archive.write(path / "face.jpg", f"{i:07}/001.jpg")
-    lines = (f"{i:07}/001.jpg\t{i}\t{marks}\n" for i in range(300))
-    (path / "casia_landmark.txt").write_text("".join(lines))
-
-
-def frames(path: Path) -> None:
-    """Videos as folders of frames."""
-    for video in ("a", "b"):
-        for i in range(24):
-            _picture(path / video / f"{i:04}.png", 512)
-
-
 def meshes(path: Path) -> None:
     """Closed meshes of 500 triangles in classes, each with `train` and `test`."""
     ring, rings = 10, 25
@@ -169,33 +147,6 @@ def meshes(path: Path) -> None:
                 lines = [f"v {x:.5f} {y:.5f} {z:.5f}" for x, y, z in points]
                 lines += [f"f {a} {b} {c}" for a, b, c in triangles]
                 (folder / f"T{i}.obj").write_text("\n".join(lines) + "\n")
-
-
-def parts(path: Path) -> None:
-    """Flat folders `train` and `val`."""
-    pictures(path / "train")
-    pictures(path / "val")
-
-
-def lanes(path: Path) -> None:
-    """TuSimple's roads."""
-    heights = list(range(240, 720, 10))
-    roads = [[x + h // 4 for h in heights] for x in (200, 500, 800)]
-    for name in ("label_data_0313", "label_data_0531", "label_data_0601", "test_label"):
-        rows = []
-        for i in range(24):
-            picture = f"clips/{name}/{i}/20.jpg"
-            _road(path / picture)
-            rows.append({"lanes": roads, "h_samples": heights, "raw_file": picture})
-        (path / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _road(path: Path) -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = _random().integers(0, 256, (720, 1280, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
 
 
 def office(path: Path) -> None:
@@ -258,7 +209,7 @@ def vit(path: Path) -> None:
 
 
 def coco_json(path: Path) -> None:
-    """COCO 2017 with its stuff: pictures, boxes and outlines; no captions."""
+    """COCO 2017 with its stuff: pictures, boxes and outlines."""
     notes = path / "annotations"
     (notes / "deprecated-challenge2017").mkdir(parents=True, exist_ok=True)
     things = [{"id": i, "name": f"thing{i}"} for i in range(1, 91)]
@@ -269,8 +220,6 @@ def coco_json(path: Path) -> None:
         shown = [{"id": i, "file_name": f"{i:012}.jpg", "width": 256, "height": 256} for i in ids]
         for one in shown:
             _picture(path / "images" / f"{part}2017" / str(one["file_name"]))
-        if not (path / f"{part}2017").exists():
-            (path / f"{part}2017").symlink_to(f"images/{part}2017")
         for kind, classes in (("instances", things), ("stuff", stuff)):
             found = [
                 {
@@ -291,20 +240,6 @@ def coco_json(path: Path) -> None:
         page.write_text("".join(f"{i}\n" for i in ids))
 
 
-def voc(path: Path) -> None:
-    """Pascal VOC 2007 and 2012 with boxes."""
-    note = f"<annotation>{BOX.format(CORNERS)}</annotation>"
-    for year in ("VOC2007", "VOC2012"):
-        for folder in ("Annotations", "ImageSets/Main"):
-            (path / year / folder).mkdir(parents=True, exist_ok=True)
-        names = [f"{i:06}" for i in range(64)]
-        for name in names:
-            _picture(path / year / "JPEGImages" / f"{name}.jpg")
-            (path / year / "Annotations" / f"{name}.xml").write_text(note)
-        for part in ("train", "val", "trainval"):
-            (path / year / "ImageSets/Main" / f"{part}.txt").write_text("\n".join(names) + "\n")
-
-
 def _vgg_features() -> list[Any]:
     """VGG-16's convolutions, before its last pooling."""
     from torch import nn
@@ -317,18 +252,6 @@ def _vgg_features() -> list[Any]:
         )
         wide = width or wide
     return layers
-
-
-def vgg_reduced(path: Path) -> None:
-    """VGG-16 with convolutions for its last layers, as SSD starts from it."""
-
-    def modules() -> Any:
-        from torch import nn
-
-        last = [nn.Conv2d(512, 1024, 3, padding=6, dilation=6), nn.ReLU(), nn.Conv2d(1024, 1024, 1)]
-        return nn.Sequential(*_vgg_features(), nn.MaxPool2d(3, 1, 1), *last, nn.ReLU())
-
-    _weights(path, modules)
 
 
 def vgg16(path: Path) -> None:
@@ -379,19 +302,6 @@ def penn(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", 4000), ("valid", 400), ("test", 400)):
         (path / f"ptb.{part}.txt").write_text("\n".join(_sentences(count)) + "\n")
-
-
-def segments_listed(path: Path) -> None:
-    """The pictures and masks that `lists/pascal` names, in the path."""
-    classes = (0, *range(1, 21), 255)
-    _picture(path / "one.jpg", 473)
-    _mask(path / "one.png", classes, 473)
-    for page in (path.parent / "lists" / "pascal").glob("*.txt"):
-        for picture, mask in map(str.split, page.read_text().splitlines()):
-            for name, one in ((picture, "one.jpg"), (mask, "one.png")):
-                (path / name).parent.mkdir(parents=True, exist_ok=True)
-                if not (path / name).exists():
-                    (path / name).hardlink_to(path / one)
 
 
 def polyps(path: Path) -> None:
@@ -459,8 +369,7 @@ def glove(path: Path) -> None:
 MAKERS: dict[str, Callable[[Path], None]] = {
     one.__name__: one
     for one in (
-        *(zipped, text_pairs, skeletons, speech, vocoder, faces, frames, meshes, parts, lanes),
-        *(office, vit, coco_json, voc, vgg_reduced, vgg16, segments_listed, polyps, unmatched),
-        *(long_tail, tokyo, lines, glove, resnet18, penn),
+        *(zipped, text_pairs, skeletons, speech, vocoder, meshes, office, vit, coco_json, vgg16),
+        *(polyps, unmatched, long_tail, tokyo, lines, glove, resnet18, penn),
     )
 }
