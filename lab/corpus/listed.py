@@ -1,4 +1,5 @@
-"""The repositories and their scripts, as `corpus.toml` lists them, and how to get them."""
+"""The repositories and their scripts, as `corpus.toml` and `unseen.toml` list them, and how to get
+them."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.corpus import made
+from lab.corpus import made, made_unseen
 
 LIST = Path(__file__).with_name("corpus.toml")
+UNSEEN = Path(__file__).with_name("unseen.toml")  # drawn as `draw` says
+MAKERS = made.MAKERS | made_unseen.MAKERS
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """A command in a repository.
 
-    `data`: makers of `made`, each with the path that it fills, from `cwd`. `block`: a page, and a
+    `data`: makers of `MAKERS`, each with the path that it fills, from `cwd`. `block`: a page, and a
     word in it; the first block of Python with this word is the script `readme.py`. `stops`: part
     of why it stops by itself with the packages of `requirements.txt`, or one of several, between
     bars, if chance decides. `lacks`: what it needs and
@@ -100,7 +103,7 @@ def prepare(script: Script, folder: Path) -> Path:
         target = cwd / (path or "data")
         mark = target.with_name(f".{target.name}.{maker}")
         if not mark.exists():
-            made.MAKERS[maker](target)
+            MAKERS[maker](target)
             mark.touch()
     return cwd
 

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from carmad.plugin import Refusal
 from lab.corpus import made
-from lab.corpus.listed import Repository, Script, prepare, read
+from lab.corpus.draw import linked, order
+from lab.corpus.listed import LIST, MAKERS, UNSEEN, Repository, Script, prepare, read
 from lab.corpus.mistakes import Mistake, mistakes
 from lab.corpus.scripts import _judge, command
 
+REASONS = {
+    *("cannot be fetched", "not PyTorch", "no training command in its README"),
+    *("packages", "data or weights"),
+}
 
-def test_what_is_listed_can_be_made() -> None:
-    repositories = read()
+
+@pytest.mark.parametrize("page", [LIST, UNSEEN])
+def test_what_is_listed_can_be_made(page: Path) -> None:
+    repositories = read(page)
     assert len({one.name for one in repositories}) == len(repositories)
     for one in repositories:
         assert len(one.commit) == 40 or one.name == "ultralytics/ultralytics"
         assert one.scripts
         for script in one.scripts:
-            assert all(data.split()[0] in made.MAKERS for data in script.data), script.name
+            assert all(data.split()[0] in MAKERS for data in script.data), script.name
+
+
+def test_what_was_drawn_was_not_known_and_has_a_reason_if_it_is_passed_over() -> None:
+    known, drawn = read(LIST), read(UNSEEN)
+    passed = tomllib.loads(UNSEEN.read_text())["passed_over"]
+    names = [one.name.lower() for one in drawn] + [one["name"].lower() for one in passed]
+    assert len(drawn) == 40
+    assert len(set(names)) == len(names)
+    assert not {one.name.lower() for one in known} & set(names)
+    assert {one["reason"] for one in passed} == REASONS
 
 
 def test_each_mistake_is_in_a_script_that_is_listed() -> None:
@@ -61,3 +81,12 @@ def test_what_is_said_to_stop_and_is_not_known_to_is_wrong() -> None:
     assert _judge(Script("a/b", "python train.py", stops="train.py:3: KeyError"), crash) == "stops"
     assert _judge(Script("a/b", "python train.py", lacks="weights"), crash) == "lacks"
     assert _judge(Script("a/b", "python train.py"), Refusal("no", "look", 1.0)) == "refused"
+
+
+def test_an_order_is_drawn_of_links_that_are_not_known() -> None:
+    page = "[a](https://github.com/ann/nets) https://github.com/topics/x github.com/Ann/Nets.git."
+    assert linked(page) == ["ann/nets", "Ann/Nets"]
+    names = [*linked(page), "bob/gans", "cy/seen"]
+    drawn = order(names, "name = 'Cy/Seen'")
+    assert sorted(drawn) == ["ann/nets", "bob/gans"]
+    assert drawn == order(reversed([*drawn, "cy/seen"]), "cy/seen"), "by the seed alone"
