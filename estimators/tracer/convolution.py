@@ -6,8 +6,9 @@ is, otherwise contiguous; tensors in another layout are copied for the duration 
 
 Workspaces are memory of kernels besides tensors: of cuBLAS, and of the algorithms cuDNN chooses.
 The libraries do not reveal their choice in advance. Of about 40 sets of parameters tried, those
-here fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
-the explanations are guesses: no kernel was inspected. `lab/memory/timm.py` has the method.
+in `workspace` fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is
+flat, and the explanations are guesses: no kernel was inspected; `lab/memory/timm.py` has the
+method. What a search takes (`autotuning`) was seen on an H100 and on that A100.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PADDED = 8  # channels that an image of at most IMAGE is padded to: what tensor 
 IMAGE = 4
 TRANSFORMED = 256  # side of the largest plane that cuDNN transforms as a whole
 TILE = 32  # side of what it transforms piece by piece
-PAIRS = 2_000_000  # of channels; below, transforms of tiles cost more surplus than they explain
+PAIRS = 1_000_000  # of channels; below, transforms of tiles cost more surplus than they explain
 NARROW = 48  # channels per group, below which tensor cores are not used
 
 
@@ -43,7 +44,6 @@ class Conv(NamedTuple):
     stride: Shape
     dilation: Shape
     transposed: bool
-    input_gradient: bool = False  # whether the backward pass has to make it
 
 
 def forward(
@@ -101,7 +101,7 @@ def backward(
         for t, want in zip((x, weight), wanted)
     ]
     outs.append(recorder.new((gradient.shape[1],), x.dtype) if wanted[2] else None)
-    _log(recorder, True, x, weight, gradient.shape, groups, stride, dilation, transposed, wanted[0])
+    _log(recorder, True, x, weight, gradient.shape, groups, stride, dilation, transposed)
     recorder.release(copies)
     return tuple(outs)
 
@@ -116,23 +116,11 @@ def _log(
     stride: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    input_gradient: bool = False,
 ) -> None:
     recorder.events.append(("conv", len(recorder.convs)))
-    recorder.convs.append(
-        Conv(
-            backward,
-            tuple(x.shape),
-            tuple(weight.shape),
-            tuple(out),
-            groups,
-            x.element_size(),
-            tuple(stride),
-            tuple(dilation),
-            transposed,
-            input_gradient,
-        )
-    )
+    shapes = tuple(x.shape), tuple(weight.shape), tuple(out)
+    options = x.element_size(), tuple(stride), tuple(dilation), transposed
+    recorder.convs.append(Conv(backward, *shapes, groups, *options))
 
 
 def _output_shape(
@@ -204,7 +192,7 @@ def workspace(conv: Conv) -> int:
     two going backward; and the weight, in another layout. Kernels of one point work on what is
     there; those of few channels per group copy a quarter.
     """
-    if not _has_algorithms(conv):
+    if conv.input[1] <= IMAGE or max(conv.weight[2:]) == 1:
         return 0
     moved = (prod(conv.input) + prod(conv.output)) * conv.itemsize
     if conv.groups == conv.input[1] > 1:  # depthwise
@@ -219,36 +207,31 @@ def workspace(conv: Conv) -> int:
 def autotuning(conv: Conv, free: float = inf) -> int:
     """Bytes that cudnn.benchmark takes when it first meets the convolution: what the greediest
     algorithm wants of those that are satisfied with what is `free`."""
-    return max((size for size in _greediest(conv) if size <= free), default=0)
+    return max((size for size in _transforms(conv) if size <= free), default=0)
 
 
-def _greediest(conv: Conv) -> Iterator[int]:
-    if conv.input[1] <= IMAGE:
-        return
-    if max(conv.weight[2:]) > 1:
-        # A matrix product: twice the input with every window written out. Fitted.
-        positions = conv.input if conv.transposed else conv.output
-        window = prod(conv.weight[1:])
-        yield 2 * positions[0] * prod(positions[2:]) * window * conv.itemsize
+def _transforms(conv: Conv) -> Iterator[int]:
+    """Bytes of Fourier transforms of planes, the greediest algorithms that were seen.
+
+    An H100 shows that they are tried: ResNet-50 at batch 64 allocated 10,412 MiB at most. When its
+    backward pass meets 512 × 2,048 channels, 5,379 MiB are live, and the tiles' transforms take
+    5,032. Runs on the A100 that nvidia-smi caught at such a moment agree. Of single points nothing
+    is transformed. Matrix products with all windows written out, as large, explain no run.
+    """
     plane = max(conv.input[2:])
-    if len(conv.input) == 4 and plane <= TRANSFORMED and {1} == {*conv.stride, *conv.dilation}:
-        # Fourier transforms of planes, padded to squares of a power of two: much where planes are
-        # 4 by 256, as in mobilevitv2.
-        batch, channels, outputs = conv.input[0], conv.input[1], conv.output[1]
-        pairs = channels * outputs // conv.groups
-        side = 1 << (plane - 1).bit_length()
-        yield (batch * (channels + outputs) + pairs) * _transform_size(side, conv)
-        # And of tiles, whose number hardly matters beside the weight's. The data show at most those
-        # of a few models, and in one run of several: what is sampled once a second misses most.
-        if conv.groups == 1 and pairs >= PAIRS:
-            yield (batch * (channels + outputs) + pairs) * _transform_size(TILE, conv)
+    plain = {1} == {*conv.stride, *conv.dilation}
+    if len(conv.input) != 4 or conv.input[1] <= IMAGE or plane == 1 or not plain:
+        return
+    channels, outputs = conv.input[1], conv.output[1]
+    pairs = channels * outputs // conv.groups
+    planes = (conv.input[0] * (channels + outputs) + pairs) * conv.itemsize
+    if plane <= TRANSFORMED:
+        # Padded to squares of a power of two: much where planes are 4 by 256, as in mobilevitv2.
+        yield planes * _transformed(1 << (plane - 1).bit_length())
+    if conv.groups == 1 and pairs >= PAIRS:  # of tiles, whose number hardly matters
+        yield planes * _transformed(TILE)
 
 
-def _transform_size(side: int, conv: Conv) -> int:
-    """Bytes of the Fourier transform of a square of numbers."""
-    return side * (side // 2 + 1) * 2 * conv.itemsize
-
-
-def _has_algorithms(conv: Conv) -> bool:
-    """Whether cuDNN can choose among algorithms with a workspace."""
-    return conv.input[1] > IMAGE and max(conv.weight[2:]) > 1
+def _transformed(side: int) -> int:
+    """Real numbers in the Fourier transform of a square of them."""
+    return side * (side // 2 + 1) * 2

@@ -11,7 +11,7 @@ import torch
 
 from .allocator import DEFAULTS, Allocator, Options, options
 from .convolution import BLAS, autotuning, images, workspace
-from .report import PARTS, Report
+from .report import CONTEXT_MIB, PARTS, Report
 
 if TYPE_CHECKING:
     from .convolution import Conv
@@ -168,7 +168,7 @@ class Replay:
     def _convolve(self, conv: Conv) -> None:
         if self._benchmark and conv not in self._tuned:
             self._tuned.add(conv)
-            free = self._memory - self.allocator.allocated
+            free = self._memory - (CONTEXT_MIB << 20) - self.allocator.reserved
             self.allocator.allocate("search", autotuning(conv, free))
             self._searched = max(self._searched, self.allocator.reserved)
             self.allocator.release("search")

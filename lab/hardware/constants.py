@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,19 @@ MIB = 2**20
 SIDE, CHANNELS = 56, 128  # of the convolutions
 BATCH = {"cuda": 64, "cpu": 1}
 TOKENS, WIDTH = 4096, 1024  # of what is normalised
+# Convolutions by kind: batch, inputs, outputs, kernel, side of the planes, groups. The first peak
+# is that of cudnn.benchmark's search, the second that of the algorithm it chose.
+SEARCHED = {
+    "1×1, a million pairs of channels": (64, 512, 2048, 1, 7, 1),
+    "1×1, a quarter of that": (64, 512, 512, 1, 7, 1),
+    "1×1, at a single point": (256, 576, 1024, 1, 1, 1),
+    "3×3, large planes": (32, 64, 64, 3, 224, 1),
+    "3×3, few channels": (64, 32, 64, 3, 112, 1),
+    "3×3, small planes": (64, 512, 512, 3, 7, 1),
+    "3×3, groups of 16": (64, 128, 128, 3, 56, 8),
+    "3×3, groups of 56": (64, 168, 168, 3, 56, 3),
+    "3×3, depthwise": (64, 128, 128, 3, 56, 128),
+}
 
 
 class Probe:
@@ -58,10 +71,10 @@ def product(device: str) -> None:
     torch.ones(512, 512, device=device) @ torch.ones(512, 512, device=device)
 
 
-def convolution(device: str, benchmark: bool) -> None:
-    torch.backends.cudnn.benchmark = benchmark
-    layer = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).to(device)
-    images = torch.randn(BATCH[device], CHANNELS, SIDE, SIDE, device=device, requires_grad=True)
+def convolution(device: str, batch: int, of: Sequence[int]) -> None:
+    inputs, outputs, kernel, side, groups = of
+    layer = torch.nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups).to(device)
+    images = torch.randn(batch, inputs, side, side, device=device, requires_grad=True)
     layer(images).sum().backward()
 
 
@@ -81,10 +94,18 @@ def main() -> None:
     probe("context", lambda: torch.ones(1, device=device))
     probe("cublas", lambda: product(device))
     probe("cublas again", lambda: product(device))
+    square = (CHANNELS, CHANNELS, 3, SIDE, 1)
     for benchmark in (False, True):
+        torch.backends.cudnn.benchmark = benchmark
         name = f"convolution, cudnn.benchmark {'on' if benchmark else 'off'}"
-        probe(name, lambda: convolution(device, benchmark))  # noqa: B023
-        probe(f"{name}, again", lambda: convolution(device, benchmark))  # noqa: B023
+        # PyTorch keeps what was chosen for a shape, whether it searched or not: so another batch.
+        batch = BATCH[device] + benchmark
+        probe(name, lambda: convolution(device, batch, square))  # noqa: B023
+        probe(f"{name}, again", lambda: convolution(device, batch, square))  # noqa: B023
+    for name, (batch, *of) in SEARCHED.items():
+        batch = batch if device == "cuda" else BATCH[device]
+        probe(f"search, {name}", lambda: convolution(device, batch, of))  # noqa: B023
+        probe(f"search, {name}, again", lambda: convolution(device, batch, of))  # noqa: B023
     for dtype in (torch.float32, torch.bfloat16):
         for kind in ("LayerNorm", "RMSNorm"):
             name = f"{kind}, {str(dtype).removeprefix('torch.')}"

@@ -284,7 +284,7 @@ def report(traced: Sequence[Traced], kept_too: bool) -> Report:
     failures = [f"{one.model}: {one.failed}" for one in traced if one.failed]
     return of_rows(
         "timm's models, as measured and as traced",
-        _targets(sides["judged"], traced),
+        [*_targets(sides["judged"], traced), *_ratios(judged, constant)],
         "Absolute errors in GiB, the half that is judged"
         " (seen while tuning, see the module's text):",
         comparison(list(sides["judged"].items()), "GiB", TABLE_1),
@@ -341,6 +341,15 @@ def _targets(judged: dict[str, Accuracy], traced: Sequence[Traced]) -> list[Row]
         note = f"of {len(offs)} models, at batch {DIRECT}"
         rows.append(Row("tracing", "scaled − direct, at most", max(offs), "MiB", note=note))
     return rows
+
+
+def _ratios(judged: Sequence[Seen], constant: float) -> list[Row]:
+    """Of the safe estimate to the expected one, both with the context."""
+    ratios = [(seen.safe + constant) / (seen.reserved + constant) for seen in judged]
+    return [
+        Row("safe", f"over expected, P{round(100 * q)}", percentile(ratios, q), "×")
+        for q in (0.5, 0.8, 0.9)
+    ]
 
 
 if __name__ == "__main__":

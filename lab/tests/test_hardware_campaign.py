@@ -116,6 +116,7 @@ def test_a_rehearsal_of_memory_keeps_runs_and_constants(tmp_path: Path) -> None:
     probes = {probe["what"] for probe in kept["constants"]["probes"]}
     assert {"context", "cublas", "RMSNorm, bfloat16"} <= probes
     assert {"convolution, cudnn.benchmark on", "convolution, cudnn.benchmark off"} <= probes
+    assert {"search, 3×3, depthwise", "search, 3×3, depthwise, again"} <= probes
     assert "## Runs" in page_of(one) and "## What the stack takes beside tensors" in page_of(one)
 
 
