@@ -183,7 +183,8 @@ def test_deepspeeds_optimizers_keep_their_states(name: str, job: Path) -> None:
         optimizer = Fused(model.parameters(), dict(lr=1))
         while True: step()
         """
-    assert report(job, written(job, loop(text))).parts["optimizer"] == 2 * PARAMETERS
+    found = report(job, written(job, loop(text))).parts["optimizer"]
+    assert found == pytest.approx(2 * PARAMETERS, rel=0.01)
 
 
 FLASH = """
