@@ -9,11 +9,15 @@ trial, as the user (`tracer.find`).
 from __future__ import annotations
 
 import importlib.util
+import logging
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings, Trial
@@ -23,6 +27,8 @@ from estimators.tracer.report import LONGER, Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
 MOST_LETTERS = 1000  # of a refusal, whose text the script controls
+
+log = logging.getLogger(__name__)
 
 
 def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
@@ -42,12 +48,39 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             explain=server.explain,
             env=program.env,
             skipped=program.skipped,
+            patches=patches(),
         )
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
         return report(server.trial(spec, argv, options.longest_s), options.longest_s)
     except Unreadable as error:
         seconds = time.monotonic() - began
         return Refusal(str(error), "look", seconds, late=error.late, crash=error.crash)
+
+
+@cache
+def patches(*libraries: str) -> tuple[tuple[str, str], ...]:
+    """The installed patches, of all libraries or of these. They are entry points of the group
+    `carma.tracer_patches`: the library (a module) whose import has one applied, and its file. None
+    is imported here: they are for the job's Python."""
+    points = entry_points(group="carma.tracer_patches")
+    found = [(each.name, _file(each.module)) for each in points]
+    for library in (library for library, path in found if not path):
+        log.error("the tracer's patch for %s is left out, as its file is missing", library)
+    asked = libraries or {library for library, _ in found}
+    return tuple(sorted((library, path) for library, path in found if path and library in asked))
+
+
+def _file(module: str) -> str:
+    """A module's, which is found without importing what it is part of."""
+    folders: list[str] | None = None
+    path, name = "", ""
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        spec = PathFinder.find_spec(name, folders)
+        if spec is None:
+            return ""
+        folders, path = spec.submodule_search_locations, spec.origin or ""
+    return path
 
 
 def _has_uuids(spec: JobSpec, settings: Settings) -> bool:

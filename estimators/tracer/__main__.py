@@ -81,7 +81,7 @@ def main() -> None:
     from .script import Trace, run
 
     try:
-        trace = Trace(options.gpu, options.gpus)
+        trace = Trace(options)
     except Unfit as error:
         answer.refuse(str(error))
     if options.note:

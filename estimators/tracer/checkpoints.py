@@ -36,7 +36,7 @@ class _Saved:
 
 
 class Checkpoints:
-    """Stands in for `torch.save` and `torch.load`, and for those of safetensors."""
+    """Stands in for `torch.save` and `torch.load`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -46,14 +46,10 @@ class Checkpoints:
         self._load, torch.load = torch.load, self.load
         torch.save = self.save
 
-    def patch_safetensors(self, module: Any) -> None:
-        load_file = module.load_file
-
-        def load(filename: Any, device: Any = "cpu") -> Any:
-            known = _number(filename) is not None
-            return self.load(filename, device) if known else load_file(filename, device)
-
-        module.save_file, module.load_file = self.save, load
+    @staticmethod
+    def has(file: Any) -> bool:
+        """Whether the script has saved it."""
+        return _number(file) is not None
 
     def save(self, value: Any, file: Any, *_: Any, **__: Any) -> None:
         """The file says which of the saved values it stands for, wherever it is copied to."""

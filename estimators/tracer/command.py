@@ -65,6 +65,7 @@ class Options:
     env: dict[str, str] = field(default_factory=dict)  # set on top of the job's own
     skipped: str = ""  # of the command, what is left out and might prevent the script's failure
     note: str = ""  # on what is traced of it
+    patches: Sequence[Sequence[str]] = ()  # of libraries: as in `patching.install`
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))

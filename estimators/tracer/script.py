@@ -3,8 +3,8 @@
 With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
 accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch and
-other libraries are in `device`, `tensors`, `shortcuts`, `ranks` and `libraries`; its confinement is
-in `confine` and `scratch`.
+other libraries are in `device`, `tensors`, `shortcuts`, `ranks` and the files that `patching`
+reads; its confinement is in `confine` and `scratch`.
 
 Of a Jupyter notebook the code cells are run, without a kernel. Lines that begin with `%` or `!`
 (magics, shell commands) are left out, as are cells in another language. `display` does nothing, and
@@ -38,9 +38,10 @@ from . import (
     checkpoints,
     device,
     foreign,
+    imports,
     launching,
-    libraries,
     made_up,
+    patching,
     ranks,
     sockets,
     substitutes,
@@ -109,19 +110,18 @@ class Steps:
 class Trace:
     """The patched torch, and what is recorded through it once a trial has begun."""
 
-    def __init__(self, gpu: str, gpus: int) -> None:
+    def __init__(self, options: Options) -> None:
         """Raises Unfit."""
         self._answer: Answer  # this and the next two from `begin` on
         self.rest: Ending
         self._rest_s: float
         self.attribution: Attribution | None = None
-        libraries.declare_torchvision()
         self._steps = Steps()
-        libraries.spare_imports()
+        imports.spare()
         substitutes.give_zeros()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
-        device.pretend(self.recorder, gpu, gpus)
+        device.pretend(self.recorder, options.gpu, options.gpus)
         tensors.install(self.recorder)
         ranks.install(self.recorder)
         self._phases = Phases(self.recorder)
@@ -133,7 +133,7 @@ class Trace:
         sockets.install(self._refuse_network)
         kept = checkpoints.Checkpoints(self.recorder)
         kept.install()
-        libraries.install({"safetensors.torch": kept.patch_safetensors})
+        patching.install(options.patches, self.recorder, kept.has)
         self._repeats = Repeats(self.recorder, self._before_call, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))

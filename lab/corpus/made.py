@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from estimators.tracer import libraries
+from estimators.look import patches
+from estimators.tracer import patching
+from estimators.tracer.recording import Recorder
 
 WORDS = [
     f"{a}{b}" for a in ("ka", "lo", "mi", "ne", "ru", "sa", "ti") for b in ("ba", "do", "fe", "gu")
@@ -194,7 +196,7 @@ def llama(path: Path) -> None:
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
 
-    libraries.declare_torchvision()
+    patching.install(patches("torchvision"), Recorder())
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     special = ("<pad>", "<s>", "</s>", "<unk>")

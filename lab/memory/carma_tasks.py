@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from estimators.tracer import libraries
+from estimators.look import patches
+from estimators.tracer import patching
+from estimators.tracer.recording import Recorder
 
 TIMM = {
     "inception": "inception_v3",
@@ -38,7 +40,7 @@ class Built:
 
 def build(model: str, dataset: str, batch_size: int, gpus: int) -> Built | None:
     """One GPU's share of a task; None for those whose set-up the paper does not tell."""
-    libraries.declare_torchvision()
+    patching.install(patches("torchvision"), Recorder())
     if model in TIMM:
         return _picture(model, dataset, batch_size)
     if model in _TEXT:

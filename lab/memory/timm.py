@@ -182,7 +182,8 @@ def record(
     processor, for the machine is shared; height and width of the images, by default the model's."""
     import torch
 
-    from estimators.tracer import libraries
+    from estimators.look import patches
+    from estimators.tracer import patching
     from estimators.tracer.modules import Layers
     from estimators.tracer.recording import GPU, Recorder
     from estimators.tracer.substitutes import replace_attributes
@@ -190,11 +191,11 @@ def record(
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
-    libraries.declare_torchvision()
+    recorder = Recorder()
+    patching.install(patches("torchvision"), recorder)
     import timm
 
     begun = time.process_time()
-    recorder = Recorder()
     recorder.memory = GPU_MIB * MIB
     pretend = replace_attributes(torch.cuda, is_available=lambda: True, _lazy_init=lambda: None)
     with pretend, recorder, Layers(recorder) as layers:

@@ -55,8 +55,9 @@ os._exit(0)
 # PyPI's torchvision is built for CUDA, and its operators cannot be loaded beside a PyTorch without.
 # Its Python part, which the frameworks import, needs their names only.
 DECLARE = """
-from estimators.tracer import libraries
-libraries.declare_torchvision()
+from estimators.look import patches
+from estimators.tracer import patching
+patching.install(patches("torchvision"), None)
 """
 
 

@@ -13,7 +13,6 @@ from tests.estimators.tracer.test_tracer_script import (
     job,
     looked,
     loop,
-    needs,
     report,
     written,
 )
@@ -79,17 +78,6 @@ def test_tensor_parallel_layers_hold_a_quarter(job: Path) -> None:
     assert (
         2 <= seen.parts["optimizer"] / (PARAMETERS / 4) <= 3.1
     )  # with what a step takes meanwhile
-
-
-@needs("torchvision")
-def test_boxes_are_suppressed(job: Path) -> None:
-    text = """
-        import torchvision
-        boxes, scores = torch.rand(300, 4, device="cuda"), torch.rand(300, device="cuda")
-        kept = boxes[torchvision.ops.nms(boxes, scores, 0.5)]
-        assert kept.shape == (300, 4)
-        """
-    traced(text, job)
 
 
 def test_a_model_that_torch_jit_records_runs_as_it_is(job: Path) -> None:

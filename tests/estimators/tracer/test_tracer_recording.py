@@ -12,11 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import estimators  # noqa: E402
-from estimators.tracer import kernels, libraries  # noqa: E402
+from estimators.look import patches  # noqa: E402
+from estimators.tracer import kernels, patching  # noqa: E402
 from estimators.tracer.fakecuda import _virtual_functions  # noqa: E402
 from estimators.tracer.modules import Layers  # noqa: E402
 from estimators.tracer.recording import Recorder  # noqa: E402
 
+patching.install(patches("torchvision"), Recorder())  # for timm and transformers
 F, nn = torch.nn.functional, torch.nn
 MIB = 1 << 20
 
@@ -388,7 +390,6 @@ def test_inputs_and_losses_of_all_shapes() -> None:
 def test_remembered_answers_are_those_of_the_slow_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    libraries.declare_torchvision()
     timm = pytest.importorskip("timm")
 
     def trace() -> Any:

@@ -219,19 +219,6 @@ def test_a_checkpoint_is_loaded_again(job: Path) -> None:
     assert followed(job, loop(text)).steps == 2
 
 
-@needs("safetensors")
-def test_safetensors_are_saved_and_loaded(job: Path) -> None:
-    text = """
-        for turn in range(2): step()
-        from safetensors.torch import load_file, save_file
-        save_file(model.state_dict(), "model.safetensors")
-        model.load_state_dict(load_file("model.safetensors", device="cuda"))
-        """
-    seen = followed(job, loop(text))
-    assert seen.rest is not None
-    assert (seen.rest.end, list(seen.rest.phases)) == ("", ["training", "saving"])
-
-
 def test_data_without_an_end_are_not_blamed_for_ending(job: Path) -> None:
     """As in llama2.c: a generator loops over a loader whose dataset has no end."""
     text = """

@@ -1,22 +1,19 @@
-"""A stand-in for `mpi4py.MPI`: one process, which has nobody to talk to.
-
-The real module starts MPI when it is imported, for which a trial has no sockets: it would end it.
-"""
+"""mpi4py: one process, which has nobody to talk to. The real module starts MPI when it is imported,
+for which a trial has no sockets: it would end it."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+MADE_FOR = "4.1"
+CONSTANTS = ("SUM", "MAX", "MIN", "PROD", "COMM_TYPE_SHARED", "IN_PLACE")
+
 
 class Communicator:
     rank, size, name = 0, 1, "MPI_COMM_WORLD"
 
-    def Get_rank(self) -> int:
-        return self.rank
-
-    def Get_size(self) -> int:
-        return self.size
+    Get_rank, Get_size = (lambda self: self.rank), (lambda self: self.size)
 
     def bcast(self, value: Any, *_: Any, **__: Any) -> Any:
         return value
@@ -48,13 +45,13 @@ class Communicator:
         sys.exit(code)
 
 
-def fill(module: Any) -> None:
+def fill(module: Any, tracer: Any) -> None:
     module.Comm = module.Intracomm = Communicator
-    module.COMM_WORLD = module.COMM_SELF = Communicator()
-    module.COMM_NULL = None
-    module.Is_initialized = lambda: True
-    module.Is_finalized = lambda: False
+    module.COMM_WORLD, module.COMM_SELF, module.COMM_NULL = Communicator(), Communicator(), None
+    module.Is_initialized, module.Is_finalized = (lambda: True), (lambda: False)
     module.Init = module.Finalize = lambda *_: None
     module.Get_processor_name = lambda: "localhost"
-    for number, name in enumerate(("SUM", "MAX", "MIN", "PROD", "COMM_TYPE_SHARED", "IN_PLACE")):
-        setattr(module, name, number)
+    vars(module).update({name: number for number, name in enumerate(CONSTANTS)})
+
+
+STAND_INS = {"mpi4py.MPI": fill}

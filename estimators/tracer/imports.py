@@ -1,0 +1,129 @@
+"""Stand-ins for modules that take long to import and are hardly needed: torch._dynamo, torch's
+symbolic shapes, sympy. Where more is asked of one, the real module is imported then.
+
+torch._dynamo takes as long to import as torch itself. When it makes fake tensors, PyTorch reads two
+settings from it and marks some functions; torchvision imports a function that it hardly calls.
+PyTorch's shape rules ask symbolic shapes whether a comparison holds, and here sizes are numbers.
+Its rule for the type of a result imports sympy, half as slow as torch itself, only to ask whether
+an argument is a symbol.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+DYNAMO = "torch._dynamo"
+CONFIG = f"{DYNAMO}.config"
+UTILS = f"{DYNAMO}.utils"
+SHAPES = "torch.fx.experimental.symbolic_shapes"
+SYMPY = "sympy"
+NO_SYMPY = "carma_sympy"  # no module of this name can be imported
+
+
+class _StandIn(types.ModuleType):
+    """`real`: gives the module in whose place this is."""
+
+    def __init__(self, name: str, real: Callable[[], Any], **known: Any) -> None:
+        super().__init__(name)
+        self.__dict__.update(known, _real=real)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._real(), name)
+
+
+def _is_stand_in(name: str) -> bool:
+    return isinstance(sys.modules.get(name), _StandIn)
+
+
+def _real_shapes() -> Any:
+    if _is_stand_in(SHAPES):
+        del sys.modules[SHAPES]
+    return importlib.import_module(SHAPES)
+
+
+def _real_dynamo(module: str = DYNAMO) -> Any:
+    """`from torch._dynamo import name` in a module that was given the stand-in asks twice."""
+    if _is_stand_in(DYNAMO):
+        for name in (DYNAMO, CONFIG, UTILS):
+            sys.modules.pop(name, None)
+        del torch._dynamo  # its own modules look for it there while they are imported
+    importlib.import_module(DYNAMO)
+    return importlib.import_module(module)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(list(one) == list(other) if isinstance(one, (tuple, list)) else one == other)
+
+
+_TRUTHS = ("expect_true", "guard_bool", "guard_or_false", "guard_or_true", "guard_size_oblivious")
+_OF_NUMBERS = {
+    **dict.fromkeys((*_TRUTHS, "statically_known_true"), bool),
+    "sym_eq": _same,
+    "sym_and": lambda *them: all(them),
+    "sym_or": lambda *them: any(them),
+    "guarding_hint_or_throw": lambda size: size,
+    "has_guarding_hint": lambda size: True,
+    **dict.fromkeys(("is_nested_int", "has_free_unbacked_symbols"), lambda _: False),
+    "free_unbacked_symbols": lambda _: (),
+    "GuardOnDataDependentSymNode": type("GuardOnDataDependentSymNode", (RuntimeError,), {}),
+}
+_OF_DYNAMO = {
+    "disable": lambda function=None, *_, **__: function or (lambda wrapped: wrapped),
+    "graph_break": lambda *_, **__: None,  # called by optimizers in each step
+    "__path__": [str(Path(torch.__file__).parent / "_dynamo")],
+}
+
+
+class _Package(_StandIn):
+    """A stand-in of torch._dynamo, whose settings need nothing else of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return importlib.import_module(CONFIG) if name == "config" else super().__getattr__(name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the whole package if one of its modules is imported, and returns that module."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith(f"{DYNAMO}.") or name == CONFIG or not _is_stand_in(DYNAMO):
+            return None
+        _real_dynamo()
+        return importlib.machinery.ModuleSpec(name, self) if name in sys.modules else None
+
+    def create_module(self, spec: Any) -> Any:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def _spare_sympy(function: Any) -> None:
+    """Have the function import a stand-in. Others hold it already, so it stays the same."""
+    code = getattr(function, "__code__", None)
+    if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
+        nothing = types.SimpleNamespace(Basic=type("NoSymbol", (), {}))
+        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY, lambda: sys.modules.get(SYMPY, nothing))
+        names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
+        function.__code__ = code.replace(co_names=tuple(names))
+
+
+def spare() -> None:
+    """Call this before the first fake tensor is made."""
+    _spare_sympy(getattr(torch._prims_common, "elementwise_dtypes", None))
+    if SHAPES not in sys.modules:
+        sys.modules[SHAPES] = _StandIn(SHAPES, _real_shapes, **_OF_NUMBERS)
+    if DYNAMO not in sys.modules:
+        sys.modules[DYNAMO] = torch._dynamo = _Package(DYNAMO, _real_dynamo, **_OF_DYNAMO)
+        utils: Any = {"is_compile_supported": lambda _: False}  # nothing is compiled here
+        sys.modules[UTILS] = _StandIn(UTILS, lambda: _real_dynamo(UTILS), **utils)
+        sys.meta_path.insert(0, _Finder())
