@@ -32,7 +32,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import mpi, substitutes, triton_kernels
+from . import mpi, ranks, substitutes, triton_kernels
 from .scratch import path_for_kernel
 
 DYNAMO = "torch._dynamo"
@@ -224,15 +224,8 @@ def _torchvision(module: Any) -> None:
         module._assert_has_ops = lambda: None
 
 
-def _fabric(module: Any) -> None:
-    """The other processes are not started: the first stands for all."""
-    module._SubprocessScriptLauncher._call_children_scripts = lambda self: None
-    module._launch_process_observer = lambda *_: None
-
-
 _PATCHES: dict[str, Callable[[Any], None]] = {
-    "lightning.fabric.strategies.launchers.subprocess_script": _fabric,
-    "lightning_fabric.strategies.launchers.subprocess_script": _fabric,
+    "torch.distributed.launcher.api": ranks.launch,
     "triton.runtime.autotuner": triton_kernels.leave_out,
     "triton.runtime.driver": triton_kernels.drive,
     "triton.runtime.jit": triton_kernels.leave_out,
