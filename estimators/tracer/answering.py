@@ -217,6 +217,16 @@ class Answer:
         """End the process; without an answer, unless it was given."""
         exit_now(status)
 
+    def conclude(self, *_: Any) -> None:
+        """Answer with what is known: the process is to end. A handler of signals, too."""
+        if self._lock.locked():  # it does already
+            return
+        if self._ready:
+            self.give(self._ready)
+        if part := self.find_part():
+            self.report(part)
+        self.leave()
+
     def _tell(self, **fields: Any) -> None:
         gpu, trains = self.find_state()
         times = self._born, time.monotonic(), self.clock.own_s
@@ -270,11 +280,10 @@ class Answer:
                         self._tell()
             if self._leaves:
                 return
+            if is_over:
+                self.conclude()
             if self._ready:
                 self.give(self._ready)
-            if is_over:
-                part = self.find_part()
-                self.report(part) if part else self.leave()
             own = own_place(sys._current_frames().get(main))
             place = f"it was at {own}" if own else "it was loading libraries"
             took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]

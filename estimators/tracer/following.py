@@ -201,10 +201,11 @@ def _python(command: Any, shell: bool, env: dict[str, str]) -> list[str] | None:
             return None
         with contextlib.suppress(ValueError):  # an open quotation
             words = shlex.split(words[0])
-    words = unwrap(words[words[:1] == ["env"] :])
+    words = words[words[:1] == ["env"] :]
     while words and ASSIGNMENT.fullmatch(words[0]):
         name, _, value = words.pop(0).partition("=")
         env[name] = value
+    words = unwrap(words)
     path = shutil.which(words[0], path=env.get("PATH")) if words else None
     if path is None:
         return None
@@ -279,8 +280,7 @@ def _connect(process: Any, fds: list[int]) -> None:
 
 def _prepare(cwd: Any, env: dict[str, str], path: list[str]) -> None:
     """As in a new program."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked = {name: os.environ[name] for name in ASKED if name in os.environ}
     os.environ.clear()
     os.environ.update({**asked, **env})

@@ -20,6 +20,7 @@ import contextlib
 import json
 import re
 import runpy
+import signal
 import sys
 import traceback
 import types
@@ -178,6 +179,7 @@ class Trace:
             self._answer.stay_silent()
             return
         self._answer.begin_process(own_s)
+        signal.signal(signal.SIGTERM, self._answer.conclude)  # as by Pool.terminate
         self.recorder.restart()
         self._steps.restart()
 

@@ -197,7 +197,7 @@ def checks(told: object, *names: str) -> str:
     ("words", "world"),
     [
         (["--nproc_per_node=4", "--nnodes", "2", "--rdzv-endpoint=h:1"], "8"),
-        (["--standalone", "--nproc-per-node", "gpu"], "3"),
+        (["--standalone", "--nproc-per-node", "gpu"], "4"),
     ],
 )
 def test_torchrun(words: list[str], world: str, job: Path) -> None:
