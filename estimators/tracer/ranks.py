@@ -46,6 +46,7 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self.device_ids = options.get("device_ids", positional[0] if positional else None)
         self.require_backward_grad_sync = True
+        self.static_graph = options.get("static_graph", False)
         trained = [p for p in module.parameters() if p.requires_grad]
         self._buckets = []
         if not options.get("gradient_as_bucket_view", False):
