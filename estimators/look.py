@@ -44,10 +44,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             gpu=server.gpu,
             gpus=spec.gpus,
             has_uuids=_has_uuids(spec, settings),
-            processes=program.processes,
             explain=server.explain,
-            env=program.env,
-            skipped=program.skipped,
             patches=patches(),
         )
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
@@ -145,7 +142,7 @@ def parse(spec: JobSpec) -> Program:
     """Raises Unreadable."""
     if spec.argv[0].startswith("timm:"):
         return _timm(spec.argv)
-    return command.parse(spec.argv, spec.gpus)
+    return command.parse(spec.argv)
 
 
 def _timm(argv: Sequence[str]) -> Program:

@@ -135,7 +135,7 @@ def script(spec: JobSpec) -> tuple[object, ...]:
 
 def _script(spec: JobSpec) -> object:
     try:
-        program = parse(spec.argv, spec.gpus)
+        program = parse(spec.argv)
     except Unreadable:
         return template(spec.argv)
     if "" in program.python:  # which Python is for `find` to see
@@ -224,23 +224,26 @@ class Trace:
         correction, by = correction_mib(like, context, traced) or (0, "")
         body = max(min(traced, floor), traced + correction)
         short = shortfall_mib(earlier, context, traced)
+        others = (report.processes - 1) * context  # of the script's other processes on this GPU
         parts = _parts(report, body)
         notes = [*report.notes, *_gaps(report.rest)]
         notes.append(_origin(context, origin, None if learned else len(earlier.own)))
         notes += [f"{correction:+d} MiB learned from {_whose(by)}"] if correction else []
         return Estimate(
-            body + context,
+            body + others + context,
             self.name,
-            low=min(body, floor) + context,
-            high=max(traced + short, ceil(report.safe / MIB) + max(0, correction)) + context,
+            low=min(body, floor) + others + context,
+            high=max(traced + short, ceil(report.safe / MIB) + max(0, correction))
+            + others
+            + context,
             seconds=report.seconds,
             notes=tuple(notes),
-            parts=(*parts, ("context", context)),
-            phases=_phases(report.rest, context),
+            parts=(*parts, *_contexts(others), ("context", context)),
+            phases=_phases(report.rest, others + context),
             stack=stack,
             batch_mib=dict(parts)["activations"],
             shape=shape,
-            traced_mib=traced + context if correction else None,
+            traced_mib=traced + others + context if correction else None,
             crash=report.rest.crash if report.rest else "",
         )
 
@@ -327,6 +330,10 @@ def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:
         mib[part] += change
         left -= change
     return tuple(mib.items())
+
+
+def _contexts(others_mib: int) -> tuple[tuple[str, int], ...]:
+    return (("other contexts", others_mib),) if others_mib else ()
 
 
 def _phases(rest: Rest | None, context_mib: int) -> tuple[tuple[str, int], ...]:

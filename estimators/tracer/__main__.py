@@ -12,24 +12,6 @@ from pathlib import Path
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
-# Switches off network access and tracking in libraries that have a variable for it, and threads
-# that move weights to the GPU, as only the main thread is traced.
-ASKED = {
-    "CLEARML_OFFLINE_MODE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_DEACTIVATE_ASYNC_LOAD": "1",
-    "HF_HUB_OFFLINE": "1",
-    "MKL_NUM_THREADS": "1",
-    "MPLBACKEND": "Agg",
-    "NEPTUNE_MODE": "debug",
-    "OMP_NUM_THREADS": "1",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_OFFLINE": "1",
-    "WANDB_MODE": "disabled",
-}
-GPUS = "CUDA_VISIBLE_DEVICES"  # seen: that CARMA chose some, or which ones the user did
 CPU_S = 60.0  # on top of the time allowed: threads share it
 
 
@@ -49,7 +31,7 @@ def main() -> None:
     __package__ = "carma_tracer"
     from .answering import Answer, Clock
     from .command import Options
-    from .confine import confine, limit, show_to_python
+    from .confine import ASKED, GPUS, confine, limit, show_to_python
     from .scratch import Tree
 
     first, *words = sys.argv[1:]
@@ -57,7 +39,6 @@ def main() -> None:
     Tree().install()
     confine()
     os.environ.update(ASKED)
-    os.environ.update(options.env)
     name = "GPU-{:08x}-0000-0000-0000-000000000000" if options.has_uuids else "{}"
     made_up = ",".join(map(name.format, range(options.gpus)))
     show_to_python(GPUS, os.environ.get(GPUS) or made_up)

@@ -2,7 +2,8 @@
 the clock by which it is due.
 
 Answering ends the process at once: none of the script's `except` or `finally` blocks, threads or
-exit handlers can interfere. A process that the script forked exits without an answer.
+exit handlers can interfere. The processes of an attempt answer with a `Message` each, which
+`attempts` collects; a process that is not traced exits without an answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import sys
 import sysconfig
 import threading
@@ -24,8 +26,10 @@ from .command import Options
 from .report import Report, refusal
 
 ANSWER_FD = 3
+exit_now = os._exit  # `following` replaces it
 HIGH = 500  # scripts close low descriptors
 LOOK_S = 0.5  # between two looks whether there is a reason to refuse
+BUSY = 0.05  # of this time on a processor: it is at work
 SPARE_S = 0.7  # before the daemon's timeout
 MOST_LETTERS, MOST_LINES = 900, 12  # of a message
 OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's libraries
@@ -60,9 +64,31 @@ class Stop:
         return not self.certain and (self.skipped or bool(self.asked))
 
 
-def heading(own_s: float, stop: Stop | None) -> bytes:
-    """The line in front of an attempt's answer."""
-    return json.dumps({"own_s": own_s, "stop": stop and asdict(stop)}).encode() + b"\n"
+@dataclass(frozen=True)
+class Message:
+    """A line that a process of an attempt writes: its answer, or that it is at work."""
+
+    is_first: bool  # it is the process that runs the script
+    born: float  # by the monotonic clock, as `said`
+    said: float
+    own_s: float  # of a processor
+    gpu: str  # as CUDA_VISIBLE_DEVICES names it; "": it has put nothing on a GPU
+    trains: bool  # it has an optimizer
+    answer: str = ""  # a report or a refusal
+    stop: Stop | None = None
+
+    def dumps(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def loads(cls, line: bytes) -> Message:
+        """Raises ValueError."""
+        try:
+            fields = json.loads(line)
+            stop = fields.pop("stop")
+            return cls(**fields, stop=stop and Stop(**stop))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"no message of a process: {error}") from error
 
 
 class Clock:
@@ -71,6 +97,7 @@ class Clock:
         self._started = started
         self._imports_s = time.process_time()
         self._importing: float | None = None  # processor time when the import began
+        self._main = threading.get_ident()
 
     @property
     def seconds(self) -> float:
@@ -85,8 +112,9 @@ class Clock:
         return (time.process_time() if importing is None else importing) - self._imports_s
 
     def set(self, own_s: float) -> None:
-        """Go on from there: an attempt, in a process of its own, begins or has ended."""
-        self._imports_s = time.process_time() - own_s
+        """Go on from there: an attempt, or a process of it, begins or has ended."""
+        self._imports_s, self._importing = time.process_time() - own_s, None
+        self._main = threading.get_ident()
 
     def works(self) -> None:
         """From now on an import that is in progress counts: the script trains in it."""
@@ -98,10 +126,9 @@ class Clock:
         """Notice imports from now on."""
         importlib: Any = sys.modules["_frozen_importlib"]
         find = importlib._find_and_load  # the interpreter calls it by this name
-        main = threading.get_ident()
 
         def find_and_load(*args: Any) -> Any:
-            if self._importing is not None or threading.get_ident() != main:
+            if self._importing is not None or threading.get_ident() != self._main:
                 return find(*args)
             self._importing = time.process_time()
             try:
@@ -115,17 +142,25 @@ class Clock:
 class Answer:
     def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
-        self.steps = 0  # that the script has taken so far
         self.find_reason: Callable[[], str] = lambda: ""  # to refuse before the time is up
+        # Of the trace: on which GPU it is, whether it trains; and what it has found out so far.
+        self.find_state: Callable[[], tuple[str, bool]] = lambda: ("", False)
+        self.find_part: Callable[[], Report | None] = lambda: None
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
         self._skipped = options.skipped
-        self._is_attempt = self._leaves = False
-        self._pid = os.getpid()
+        self._leaves = False
+        self.is_first = True  # no process of an attempt has started this one
+        self._fd = _out_of_the_way(ANSWER_FD)
+        self._control: int | None = None  # of an attempt: it is closed when nobody waits any more
+        self._turn = os.memfd_create("turn")  # locked by the process that writes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid, self._born = os.getpid(), time.monotonic()
         self._lock = threading.Lock()
         self._ready = b""  # what to answer when the time is up
-        self._fd = fcntl.fcntl(ANSWER_FD, fcntl.F_DUPFD_CLOEXEC, HIGH)
-        os.close(ANSWER_FD)
+        self.steps = 0
 
     @property
     def is_half_over(self) -> bool:
@@ -137,16 +172,31 @@ class Answer:
         """A moment before which the time is not up."""
         return min(self._within_s - self.clock.own_s, self._longest_s - self.clock.seconds)
 
-    def speak_for_attempt(self, fd: int, own_s: float) -> None:
-        """Call this in the process of an attempt: its answers go to the one that made it."""
-        self.clock.set(own_s)
-        self._is_attempt, self._leaves = True, False
-        self._pid = os.getpid()
+    def speak_for_attempt(self, fd: int, control: int, own_s: float) -> None:
+        """Call this in the first process of an attempt: its answers go to the one that made it."""
         os.close(self._fd)
-        self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
-        os.close(fd)
-        os.register_at_fork(after_in_child=lambda: os.close(self._fd))
+        self._fd, self._control = _out_of_the_way(fd), _out_of_the_way(control)
+        self._leaves = False
+        self.begin_process(own_s)
+        self.is_first = True
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process answers for itself."""
+        return os.getpid() == self._pid
+
+    def begin_process(self, own_s: float) -> None:
+        """Call this in a process of an attempt, once it was forked. `own_s`: the clock's before."""
+        self.is_first = False
+        self.clock.set(own_s)
+        self._begin()
         self.before_the_deadline()
+
+    def stay_silent(self) -> None:
+        """Call this in a process that is not traced."""
+        if self._fd != -1:
+            os.close(self._fd)
+        self._fd = -1
 
     def leave_to_attempts(self) -> None:
         """From now on they keep to the deadline."""
@@ -155,13 +205,35 @@ class Answer:
     def give(self, text: bytes, stop: Stop | None = None) -> NoReturn:
         """`stop`: of an attempt that ended before two optimizer steps."""
         if os.getpid() != self._pid:
-            os._exit(0)
+            self.leave()
         self._lock.acquire()  # never released: only the first answer counts
-        if self._is_attempt:
-            text = heading(self.clock.own_s, stop) + text
-        while text:
-            text = text[os.write(self._fd, text) :]
-        os._exit(0)
+        if self._control is None:
+            _write(self._fd, text)
+        else:
+            self._tell(answer=text.decode(), stop=stop)
+        self.leave(1 if stop and not (stop.reported or stop.late) else 0)
+
+    def leave(self, status: int = 0) -> NoReturn:
+        """End the process; without an answer, unless it was given."""
+        exit_now(status)
+
+    def conclude(self, *_: Any) -> None:
+        """Answer with what is known: the process is to end. A handler of signals, too."""
+        if self._lock.locked():  # it does already
+            return
+        if self._ready:
+            self.give(self._ready)
+        if part := self.find_part():
+            self.report(part)
+        self.leave()
+
+    def _tell(self, **fields: Any) -> None:
+        gpu, trains = self.find_state()
+        times = self._born, time.monotonic(), self.clock.own_s
+        message = Message(self.is_first, *times, gpu, trains, **fields)
+        fcntl.lockf(self._turn, fcntl.LOCK_EX)
+        _write(self._fd, message.dumps())
+        fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
     def report(self, report: Report, stop: Stop | None = None) -> NoReturn:
         self.give(report.dumps(), stop)
@@ -197,12 +269,19 @@ class Answer:
         main = threading.get_ident()
 
         def wait() -> None:
-            while (left_s := self._left_s) > 0 and not self._leaves:
-                time.sleep(min(left_s, LOOK_S))
+            is_over = False  # nobody waits
+            while (left_s := self._left_s) > 0 and not self._leaves and not is_over:
+                began_s = time.process_time()
+                is_over = self._sleep(min(left_s, LOOK_S))
                 if not self._leaves and (why := self.find_reason()):
                     self.refuse(why)
+                if self._control is not None and time.process_time() - began_s > BUSY * LOOK_S:
+                    with self._lock:
+                        self._tell()
             if self._leaves:
                 return
+            if is_over:
+                self.conclude()
             if self._ready:
                 self.give(self._ready)
             own = own_place(sys._current_frames().get(main))
@@ -213,6 +292,26 @@ class Answer:
             self.refuse(f"it took {took} in {spent}; {place}", late=True)
 
         threading.Thread(target=wait, daemon=True).start()
+
+    def _sleep(self, seconds: float) -> bool:
+        """Whether nobody waits for this attempt any more."""
+        if self._control is None:
+            time.sleep(seconds)
+            return False
+        poller = select.poll()
+        poller.register(self._control, 0)
+        return any(event & select.POLLHUP for _, event in poller.poll(1000 * seconds))
+
+
+def _out_of_the_way(fd: int) -> int:
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    os.close(fd)
+    return high
+
+
+def _write(fd: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(fd, text) :]
 
 
 def own_place(frame: FrameType | None) -> str:

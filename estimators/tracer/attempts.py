@@ -5,30 +5,41 @@ told a value that nothing computed, or passes were left out, that may be why. So
 all passes, then with the other answer at the place that asked last, and so on backwards. An answer
 with which it comes further stays. If it goes on with one of them, that attempt is the answer; if it
 stops whatever it is told, it stops by itself.
+
+The processes of an attempt (`following`) answer with a message each, and `_listen` until all have
+ended, or those that are left have nothing more to say. Of processes that are on a GPU at the same
+time the memory adds up; the GPU with most is the answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
-import json
 import os
+import select
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import List, NoReturn, Tuple
 
-from .answering import Answer, Stop
+from .answering import Answer, Message, Stop
 from .choices import Plan
-from .report import Report, loads
+from .report import No, Report, loads, together
 
 MOST = 8  # attempts
 MOST_LATE = 3  # of them for a script that stopped after its two steps
 MUCH = 1.1  # times the operators: it came further, although it stopped for the same reason
-_fork = os.fork  # `made_up` replaces it
-_PR_SET_PDEATHSIG = 1
+STEPS = 2
+# By the clock: how long those that are left may take in silence once a process has answered; and to
+# say what they have found out, when that is up. With two steps it is as long as these took.
+GRACE_S, LAST_S = (1.0, 5.0), 2.0
+MOST_PROCESSES = 16  # that are on a GPU
+_fork = os.fork  # `following` replaces it
+
+
+_Told = List[Tuple[Message, Report]]
 
 
 @dataclass(frozen=True)
@@ -132,26 +143,113 @@ def _change(plan: Plan, stop: Stop, tried: set[str]) -> Plan | None:
 
 
 def _attempt(answer: Answer, plan: Plan, run: Callable[[Plan], None]) -> Outcome:
-    reads, writes = os.pipe()
-    parent, own_s = os.getpid(), answer.clock.own_s
+    (reads, writes), (controlled, control) = os.pipe(), os.pipe()
+    own_s = answer.clock.own_s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is a thread, which waits for the deadline
         pid = _fork()
     if pid == 0:
         os.close(reads)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == parent:
-            answer.speak_for_attempt(writes, own_s)
-            run(plan)
-        os._exit(1)
+        os.close(control)
+        answer.speak_for_attempt(writes, controlled, own_s)
+        run(plan)
     os.close(writes)
-    with os.fdopen(reads, "rb") as pipe:
-        told, _, text = pipe.read().partition(b"\n")
+    os.close(controlled)
+    messages, all_ended = _listen(reads, control)
+    os.close(reads)
+    if not all_ended:
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    fields = json.loads(told or b"{}")
-    answer.clock.set(fields.get("own_s", own_s))
-    stop = fields.get("stop")
-    return Outcome(Stop(**stop) if stop else None, text, status)
+    answer.clock.set(max((one.own_s for one in messages), default=own_s))
+    return _outcome(messages, status)
+
+
+def _listen(reads: int, control: int) -> tuple[list[Message], bool]:
+    """The answers, and whether all that might give one have ended. Closes `control` then, or when
+    the time of those that have not is up."""
+    answers: list[Message] = []
+    began, left = time.monotonic(), b""
+    grace_s, has_trained = GRACE_S[1], False
+    until: float | None = None  # by the clock, once there is an answer
+    over: float | None = None
+    while True:
+        timeout = None if until is None else max(0.0, until - time.monotonic())
+        if not select.select([reads], [], [], timeout)[0]:
+            if over is not None:
+                return answers, False
+            os.close(control)
+            until = over = time.monotonic() + LAST_S
+            continue
+        more = os.read(reads, 1 << 16)
+        if not more:
+            if over is None:
+                os.close(control)
+            return answers, True
+        *lines, left = (left + more).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a process was killed while it wrote
+                message = Message.loads(line)
+                if message.answer:
+                    if _steps(message) >= STEPS and not has_trained:
+                        has_trained, grace_s = True, max(GRACE_S[0], message.said - began)
+                        grace_s = min(grace_s, GRACE_S[1])
+                    answers.append(message)
+                if message.answer or message.trains or not has_trained:
+                    until = message.said + grace_s
+        if over is not None or not answers:
+            until = over
+        elif sum(bool(one.gpu) for one in answers) >= MOST_PROCESSES:
+            until = 0.0
+
+
+def _steps(message: Message) -> int:
+    told = loads(message.answer.encode())
+    return told.steps if isinstance(told, Report) else 0
+
+
+def _outcome(messages: list[Message], status: int) -> Outcome:
+    """Of all processes: reports, unless one has stopped before any was trained; else who stopped
+    first."""
+    messages = sorted(messages, key=lambda one: one.said)
+    told = [(one, loads(one.answer.encode())) for one in messages]
+    reports = [(one, report) for one, report in told if isinstance(report, Report)]
+    stops = [one for one, no in told if isinstance(no, No) and one.stop is not None]
+    if (
+        len(messages) > 1
+        and reports
+        and (not stops or any(report.steps >= STEPS for _, report in reports))
+    ):
+        best = max(map(_at_once, _by_gpu(reports)), key=_reserved)
+        stop = max(best, key=lambda pair: (pair[1].steps, pair[1].reserved))[0].stop
+        report = together([report for _, report in best])
+        lost = [no.why for one, no in told if isinstance(no, No) and one.gpu]
+        notes = [f"another process is not counted: {why}" for why in dict.fromkeys(lost)]
+        if len(reports) >= MOST_PROCESSES:
+            notes.append(f"there may be more processes than these {len(reports)} on GPUs")
+        report = replace(report, notes=(*report.notes, *notes))
+        return Outcome(stop, report.dumps(), status)
+    first = next(iter(stops), min(messages, key=lambda one: not one.gpu, default=None))
+    if first is None:
+        return Outcome(None, b"", status)
+    return Outcome(first.stop, first.answer.encode(), status)
+
+
+def _by_gpu(reports: _Told) -> list[_Told]:
+    names = {one.gpu for one, _ in reports}
+    return [[pair for pair in reports if pair[0].gpu == name] for name in names]
+
+
+def _at_once(reports: _Told) -> _Told:
+    """Those that hold most at once: all that lived when one of them was born."""
+    groups = [
+        [pair for pair in reports if pair[0].born <= last.born < pair[0].said]
+        for last, _ in reports
+    ]
+    return max(groups, key=_reserved)
+
+
+def _reserved(reports: _Told) -> int:
+    return sum(report.reserved for _, report in reports)
 
 
 def _pass_on(answer: Answer, outcome: Outcome) -> NoReturn:

@@ -1,9 +1,8 @@
-"""Takes Python commands apart: what stands in front, the interpreter, the script, and what a
-launcher adds; and has the options of the tracer, which runs in their place.
+"""Takes Python commands apart: what stands in front, the interpreter and the script; and has the
+options of the tracer, which runs in their place.
 
-Of what deepspeed would start, the first process is traced. torchrun and `accelerate launch` are
-modules for now, which `launching` runs. Anything else is left to `find`, which runs as the user.
-Standard library only.
+Launchers are modules: what they start, `following` sees. Anything else is left to `find`, which
+runs as the user. Standard library only.
 """
 # Few imports, as in `find`:
 # ruff: noqa: PTH118, PTH119, PTH120
@@ -15,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 HINT = "give --gpu-mem, or submit the python command itself"
 PYTHON = re.compile(r"python\d*(\.\d+)?t?")
@@ -24,14 +23,11 @@ FIND = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "fin
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 LAST_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mc])(.*)", re.DOTALL)  # -um train
 KERNELS = frozenset({"ipykernel", "ipykernel_launcher"})
-# Programs that are these modules: `launching` runs them up to where they start the script.
-LAUNCHERS = {
+LAUNCHERS = {  # programs that are these modules
     "torchrun": "torch.distributed.run",
     "accelerate": "accelerate.commands.accelerate_cli",
+    "deepspeed": "deepspeed.launcher.runner",
 }
-# Options of deepspeed that take no value.
-FLAGS = frozenset(("no-python", "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"))
-FLAGS |= frozenset(("bind-cores-to-rank", "q"))
 
 # How many words of their own follow, besides options; the options that have a value.
 PREFIXES = {
@@ -60,9 +56,7 @@ class Options:
     gpu: str = ""  # the model, as NVML names it; "": an A100
     gpus: int = 1  # the job's
     has_uuids: bool = False  # the job's GPUs are named to it by UUIDs instead of indices
-    processes: int = 0  # that a launcher would start, over all nodes; 0: there is no launcher
     explain: bool = False  # with what, where, and what would help
-    env: dict[str, str] = field(default_factory=dict)  # set on top of the job's own
     skipped: str = ""  # of the command, what is left out and might prevent the script's failure
     note: str = ""  # on what is traced of it
     patches: Sequence[Sequence[str]] = ()  # of libraries: as in `patching.install`
@@ -93,12 +87,9 @@ class Program:
 
     python: tuple[str, ...]  # everything before the script: `env A=b python -u`
     script: tuple[str, ...]  # the script or -m or -c, and what follows; `find` may put it in front
-    processes: int = 0  # started by a launcher; 0: no launcher
-    env: dict[str, str] = field(default_factory=dict)  # set by the launcher
-    skipped: str = ""  # as in `Options`
 
 
-def parse(argv: Sequence[str], gpus: int) -> Program:
+def parse(argv: Sequence[str]) -> Program:
     """Raises Unreadable."""
     front: tuple[str, ...] = ()
     if os.path.basename(argv[0]) == "env":
@@ -111,8 +102,6 @@ def parse(argv: Sequence[str], gpus: int) -> Program:
         return _parse_python((*front, argv[0]), argv[1:])
     folder, slash, _ = argv[0].rpartition("/")
     beside = (*front, *FIND, f"{folder}{slash}python", argv[0])
-    if name == "deepspeed":
-        return _parse_deepspeed(beside, argv[1:], gpus)
     if name in LAUNCHERS:
         return Program(beside, ("-m", LAUNCHERS[name], *argv[1:]))
     return Program((*front, *FIND, "", argv[0]), tuple(argv[1:]))
@@ -139,38 +128,9 @@ def _parse_python(python: tuple[str, ...], words: Sequence[str]) -> Program:
     return Program(python, tuple(rest))
 
 
-def _parse_deepspeed(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
-    options, script = _split_launcher(words)
-    each, nodes = options.get("num-gpus", ""), options.get("num-nodes", "1")
-    count = whole(each, gpus) * whole(nodes, 1)
-    if "no-local-rank" not in options:
-        at = 2 if script[0] == "-m" else 1
-        script = (*script[:at], "--local_rank=0", *script[at:])
-    return Program(python, script, count)
-
-
 def whole(text: str, otherwise: int) -> int:
     """The whole number that `text` is; `otherwise` if it is none, or too long to be meant."""
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else otherwise
-
-
-def _split_launcher(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """A launcher's options, by name without dashes, and the command that it launches."""
-    options: dict[str, str] = {}
-    rest = list(words)
-    module = False
-    while rest and rest[0].startswith("-"):
-        name, equals, value = rest.pop(0).lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if name in ("m", "module"):
-            module = True
-        elif name in FLAGS:
-            options[name] = ""
-        else:
-            options[name] = value if equals or not rest else rest.pop(0)
-    if not rest:
-        raise Unreadable("its launcher is given no script")
-    return options, ("-m", *rest) if module else tuple(rest)
 
 
 def prefix_note(words: Sequence[str]) -> str:

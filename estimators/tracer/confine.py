@@ -35,6 +35,24 @@ from typing import Any, List, Sequence, Tuple
 
 from .scratch import Tree
 
+# Switches off network access and tracking in libraries that have a variable for it, and threads
+# that move weights to the GPU, as only the main thread is traced.
+ASKED = {
+    "CLEARML_OFFLINE_MODE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    "HF_HUB_OFFLINE": "1",
+    "MKL_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "NEPTUNE_MODE": "debug",
+    "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+}
+GPUS = "CUDA_VISIBLE_DEVICES"  # seen: that CARMA chose some, or which ones the user did
 FILE_BYTES = 2**30
 NICE = 10
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -55,7 +55,7 @@ _UNKNOWN = ("NVIDIA A100-SXM4-80GB", (8, 0), 80)
 _OTHER = "Tesla T4"  # what it may be instead, if it is not known
 # What these do has no effect on the trace.
 _NOTHING = (
-    *("init", "_lazy_init", "_lazy_call", "synchronize", "ipc_collect", "set_device", "set_stream"),
+    *("init", "_lazy_init", "_lazy_call", "synchronize", "ipc_collect", "set_stream"),
     *("set_sync_debug_mode", "set_per_process_memory_fraction", "reset_accumulated_memory_stats"),
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
 )
@@ -105,8 +105,12 @@ class _Stream:
 class _Current(contextlib.ContextDecorator):
     """`with torch.cuda.device(0):`"""
 
-    def __init__(self, *_: Any) -> None:
+    use: Callable[[Any], None]  # of the recorder
+
+    def __init__(self, device: Any = None) -> None:
         self.idx = self.prev_idx = 0
+        if isinstance(device, (int, str, torch.device)):
+            self.use(device)
 
     def __enter__(self) -> _Current:
         return self
@@ -145,6 +149,7 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     name, capability, size = model(gpu)
     recorder.memory = size
     recorder.full = _raiser(recorder)
+    _Current.use = staticmethod(recorder.use)
     properties = _properties(name, capability, size, recorder)
     used, most = (lambda *_, **__: recorder.live), (lambda *_, **__: recorder.peak)
     constants: dict[str, Any] = {
@@ -174,6 +179,7 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "max_memory_reserved": most,
         "mem_get_info": lambda *_: (max(0, properties.total_memory - recorder.live), size),
         "memory_stats": lambda *_: defaultdict(int),
+        "set_device": recorder.use,
         "empty_cache": recorder.empty_cache,
         "reset_peak_memory_stats": lambda *_: recorder.forget_peak(),
         "reset_max_memory_allocated": lambda *_: recorder.forget_peak(),
@@ -260,11 +266,10 @@ def _accelerator(gpus: int) -> None:
             "current_device_index": 0,
             "current_device_idx": 0,
             "synchronize": None,
-            "set_device_index": None,
-            "set_device_idx": None,
         }
         for key, value in values.items():
             setattr(accelerator, key, _always(value))
+        accelerator.set_device_index = accelerator.set_device_idx = torch.cuda.set_device
         accelerator.current_stream = lambda device=None: _Stream()
         torch._C._get_accelerator = _always(torch.device("cuda"))
 
@@ -273,12 +278,12 @@ def _accelerator(gpus: int) -> None:
 
 
 def _raiser(recorder: Recorder) -> Callable[[int], None]:
-    """Called from the main thread; what it returns, from any."""
-    main = threading.get_ident()
+    """What it returns is called from any thread."""
     kind: Any = getattr(torch, _NAME, None) or torch.cuda.OutOfMemoryError  # torch 2.5
 
     def full(nbytes: int) -> None:
-        if any(map(_waits, _stack(sys._current_frames().get(main)))):
+        main = threading.main_thread().ident  # another after a fork
+        if any(map(_waits, _stack(sys._current_frames().get(main or 0)))):
             recorder.note(FULL)
             mib, has_mib = (round(size / 2**20, 2) for size in (nbytes, recorder.memory))
             raise kind(

@@ -44,14 +44,7 @@ def main() -> None:
         argv, env, cwd, skipped, note = resolve(
             [name, *words], dict(os.environ), os.getcwd(), options.gpus
         )
-        program = parse(argv, options.gpus)
-        options = replace(
-            options,
-            processes=program.processes,
-            env=program.env,
-            skipped=skipped or program.skipped,
-            note=note,
-        )
+        program, options = parse(argv), replace(options, skipped=skipped, note=note)
         os.chdir(cwd)
         start((*program.python, tracer, options.dumps(), *program.script), env)
     except (Unreadable, shell.Unclear) as error:

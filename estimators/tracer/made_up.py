@@ -1,9 +1,9 @@
 """Notices when a script gets what a real run would not give it: from then on it may behave
 differently.
 
-It may turn to the world outside of its process (`watch`): programs that it starts can write
-nothing, and what a forked process writes, only that sees. The network answers nobody (`sockets`).
-It may go on without them, and fail later for a reason that no longer shows.
+It may turn to the world outside of its process: programs that it starts can write nothing, and what
+a forked process writes, only that sees (`following`). The network answers nobody (`sockets`). It
+may go on without them, and fail later for a reason that no longer shows.
 
 A value that is only printed decides nothing that comes later (`is_only_printed`). Only plain
 statements count, such as `print(f"loss {loss.item():.3f}")`: the call of `print`, of a logger or a
@@ -17,15 +17,10 @@ import functools
 import linecache
 import logging
 import mmap
-import multiprocessing
-import os
-import subprocess
 import sys
-from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any, Callable
+from typing import Any
 
-from . import scratch
 from .answering import is_own
 
 _LOGS = frozenset(("debug", "info", "warning", "error"))
@@ -45,9 +40,6 @@ _PARTS = (
     *(ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.operator, ast.Tuple, ast.List),
 )
 _MAY_FAIL = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
-
-_LOOKS = frozenset(("git", what) for what in ("rev-parse", "describe", "log"))
-_BETWEEN = (__file__, os.__file__, subprocess.__file__)
 
 
 def is_only_printed() -> bool:
@@ -163,65 +155,3 @@ class Deceit:
     def share(self) -> None:
         """Call this before a fork."""
         self._forked = self._forked or mmap.mmap(-1, 1)
-
-
-def watch(deceit: Deceit, starts: Callable[[], None]) -> None:
-    """Programs that libraries start, to ask the machine something, do not count. A forked process
-    does what it would do in a real run, unless it changes a file: that, only it itself sees.
-    `starts` is called where `multiprocessing` starts a process."""
-
-    def noticing(function: Callable[..., Any], by_anyone: bool) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if by_anyone or _is_called_by_script(sys._getframe(1)):
-                if any(map(_only_looks, args)):
-                    return _call_with_notice(function, deceit.notice, args, kwargs)
-                deceit.notice()
-            return function(*args, **kwargs)
-
-        return call
-
-    for name in ("system", "popen", "posix_spawn", "posix_spawnp"):
-        setattr(os, name, noticing(getattr(os, name), by_anyone=False))
-    fork, start = os.fork, BaseProcess.start
-
-    def fork_and_share() -> int:
-        deceit.share()
-        if (process := fork()) == 0:
-            scratch.on_change(deceit.notice)
-        return process
-
-    def start_process(self: BaseProcess) -> None:
-        starts()
-        method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
-        if method != "fork":
-            deceit.notice()  # a program, by which the tracer is not inherited
-        start(self)
-
-    os.fork = fork_and_share
-    BaseProcess.start = start_process  # type: ignore[method-assign]
-    os.forkpty = noticing(os.forkpty, by_anyone=True)
-    subprocess.Popen.__init__ = noticing(subprocess.Popen.__init__, False)  # type: ignore[method-assign]
-
-
-def _only_looks(command: Any) -> bool:
-    """Whether it asks git which version of the program this is, as many scripts do to log it:
-    which needs to write nothing."""
-    if isinstance(command, str) and not set("|&;<>$`()\n") & set(command):
-        command = command.split()
-    return isinstance(command, (list, tuple)) and tuple(command[:2]) in _LOOKS
-
-
-def _call_with_notice(
-    function: Callable[..., Any], notice: Callable[[], None], args: Any, kwargs: Any
-) -> Any:
-    try:
-        return function(*args, **kwargs)
-    except OSError:  # where Landlock is missing no program starts
-        notice()
-        raise
-
-
-def _is_called_by_script(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename in _BETWEEN:
-        frame = frame.f_back
-    return frame is not None and (is_own(frame) or "GPUtil" in frame.f_code.co_filename)

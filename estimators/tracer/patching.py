@@ -10,7 +10,8 @@ import importlib.metadata
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from . import substitutes
 from .scratch import path_for_kernel
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .recording import Recorder
 
 _HERE = Path(__file__).parent
+_Own = Mapping[str, Callable[[Any, "Tracer"], None]]
 
 
 class Tracer:
@@ -45,10 +47,11 @@ class Tracer:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, files: Sequence[Sequence[str]], tracer: Tracer) -> None:
+    def __init__(self, files: Sequence[Sequence[str]], tracer: Tracer, own: _Own) -> None:
         self._files, self._tracer = files, tracer
         self._unread = {library for library, _ in files}
-        self._patches: dict[str, list[Callable[..., None]]] = {}  # by the module that they patch
+        # By the module that they patch.
+        self._patches: dict[str, list[Callable[..., None]]] = {name: [own[name]] for name in own}
         self._stand_ins: set[str] = set()
         for library in self._unread & sys.modules.keys():
             self._read(library)
@@ -119,6 +122,8 @@ def install(
     files: Sequence[Sequence[str]],
     recorder: Recorder,
     is_saved: Callable[[Any], bool] = lambda file: False,
+    own: _Own = MappingProxyType({}),
 ) -> None:
-    """`files`: of each patch, the library (a module) whose import has it read, and its file."""
-    sys.meta_path.insert(0, _Finder(files, Tracer(recorder, is_saved)))
+    """`files`: of each patch, the library (a module) whose import has it read, and its file;
+    `own`: those of the tracer, to modules of PyTorch and of Python."""
+    sys.meta_path.insert(0, _Finder(files, Tracer(recorder, is_saved), own))

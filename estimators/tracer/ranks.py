@@ -1,15 +1,18 @@
-"""Traces only the first of several processes or GPUs: torch.distributed and DataParallel.
+"""Traces only the first of several ranks or GPUs: torch.distributed and DataParallel.
 
 The process group uses torch's "fake" backend, which needs no other process; communication is left
-out. DistributedDataParallel allocates its gradient buckets as usual; FSDP shards, gathers and frees
-by its own code. NCCL's own buffers are not traced.
+out. NCCL has a GPU for each rank, so the first stands for the others, which end where they join.
+torchrun starts its processes without the agent that would ask other machines for theirs.
+DistributedDataParallel allocates its gradient buckets as usual; FSDP shards, gathers and frees by
+its own code. NCCL's own buffers are not traced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+import subprocess
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -43,6 +46,7 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self.device_ids = options.get("device_ids", positional[0] if positional else None)
         self.require_backward_grad_sync = True
+        self.static_graph = options.get("static_graph", False)
         trained = [p for p in module.parameters() if p.requires_grad]
         self._buckets = []
         if not options.get("gradient_as_bucket_view", False):
@@ -86,47 +90,76 @@ def _buckets(parameters: Any, cap_mib: float) -> list[Any]:
     return buckets
 
 
-def set_launcher_environment(processes: int) -> None:
-    """The environment that a launcher gives to the first process."""
-    count = str(processes)
-    os.environ.update(
-        RANK="0",
-        LOCAL_RANK="0",
-        GROUP_RANK="0",
-        WORLD_SIZE=count,
-        LOCAL_WORLD_SIZE=count,
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29500",
-        GROUP_WORLD_SIZE="1",
-        ROLE_RANK="0",
-        ROLE_NAME="default",
-        ROLE_WORLD_SIZE=count,
-        TORCHELASTIC_RESTART_COUNT="0",
-        TORCHELASTIC_MAX_RESTARTS="0",
-        TORCHELASTIC_RUN_ID="none",
-        TORCHELASTIC_USE_AGENT_STORE="False",
-    )
+def launch(module: Any, _: Any) -> None:
+    """Patches torchrun, as the module torch.distributed.launcher.api: without an agent, the
+    processes of this machine are started at once; of functions, the first is called."""
+
+    def elastic_launch(config: Any, entrypoint: Any, *_: Any) -> Callable[..., Any]:
+        def start(*words: Any) -> Any:
+            ranks = [_environment(rank, config) for rank in range(config.nproc_per_node)]
+            if not isinstance(entrypoint, str):
+                os.environ.update(ranks[0])
+                return {0: entrypoint(*words)}
+            processes = []
+            for rank in ranks:
+                given = [word.replace("${local_rank}", rank["LOCAL_RANK"]) for word in words]
+                processes.append(subprocess.Popen([entrypoint, *given], env={**os.environ, **rank}))
+            if failed := [one for one in processes if one.wait()]:
+                raise subprocess.CalledProcessError(failed[0].returncode, entrypoint)
+            return dict.fromkeys(range(len(ranks)))
+
+        return start
+
+    module.elastic_launch = elastic_launch
 
 
-def install(recorder: Recorder) -> None:
+def _environment(rank: int, config: Any) -> dict[str, str]:
+    """What torchrun gives to a process of the first machine."""
+    here, everywhere = config.nproc_per_node, config.nproc_per_node * config.min_nodes
+    told = {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), everywhere),
+        **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"), 0),
+        "LOCAL_WORLD_SIZE": here,
+        "GROUP_WORLD_SIZE": config.min_nodes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_MAX_RESTARTS": config.max_restarts,
+        "TORCHELASTIC_RUN_ID": config.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+    }
+    return {name: str(value) for name, value in told.items()}
+
+
+def install(recorder: Recorder, leave: Callable[[], None]) -> None:
+    """`leave` is called where a rank joins for which the first one stands."""
     _data_parallel(recorder)
     nn.parallel.DistributedDataParallel = DistributedDataParallel
     nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
     nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # exchanges a few numbers
-    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = _spawn
     if not torch.distributed.is_available():
         return
     start = torch.distributed.init_process_group
 
-    def init_process_group(*_: Any, world_size: int = -1, **__: Any) -> None:
+    def init_process_group(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         if torch.distributed.is_initialized():
             return
+        if "nccl" in str(backend or "nccl") and (rank if rank >= 0 else _told("RANK", 0)) > 0:
+            leave()
         recorder.note(NOTE)
-        if world_size < 1:
-            world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        start("fake", rank=0, world_size=world_size, store=FakeStore())
+        size = world_size if world_size > 0 else _told("WORLD_SIZE", 1)
+        start("fake", rank=0, world_size=size, store=FakeStore())
 
     modules = torch.distributed, torch.distributed.distributed_c10d
     mesh = getattr(torch.distributed, "device_mesh", None)  # torch 2.2
@@ -141,29 +174,17 @@ def install(recorder: Recorder) -> None:
         module.all_gather_object = _gather_objects
 
 
+def _told(name: str, otherwise: int) -> int:
+    said = os.environ.get(name, "")
+    return int(said) if said.isdigit() else otherwise
+
+
 def _nothing(*_: Any, async_op: bool = False, **__: Any) -> Any:
     return Work() if async_op else None
 
 
 def _gather_objects(objects: Any, value: Any, *_: Any, **__: Any) -> None:
     objects[:] = [value] * len(objects)
-
-
-class _Joined:
-    """What `spawn` and `start_processes` return with join=False."""
-
-    processes: tuple[()] = ()
-
-    def join(self, *_: Any) -> bool:
-        return True
-
-    def pids(self) -> list[int]:
-        return []
-
-
-def _spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> _Joined:
-    fn(0, *args)
-    return _Joined()
 
 
 class _Gathered(torch.autograd.Function):

@@ -114,6 +114,7 @@ class Recorder(TorchDispatchMode):
     memory: bytes that the GPU has, as far as that is known
     full: called with the bytes for which there is no room; it may raise, or they are allocated
     operators: how many have run on the GPU
+    gpu: the index of the first that the program has named; None: it has named none
     phase: what the program does now
     live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
@@ -137,6 +138,7 @@ class Recorder(TorchDispatchMode):
         self.full: Callable[[int], None] = lambda nbytes: None
         self.live = self.peak = 0
         self.operators = 0
+        self.gpu: Optional[int] = None
         self._ids = 0
         self._storages: Dict[int, Any] = {}
         self._Watched: Any = _Storage if _storages_call_back() else _Polled
@@ -191,6 +193,36 @@ class Recorder(TorchDispatchMode):
     @property
     def made_up(self) -> bool:
         return bool(self.deceived or self.skipped or self.choices.asked)
+
+    def use(self, device: Any) -> None:
+        """Call this where the program names a GPU."""
+        if self.gpu is None:
+            index = device if isinstance(device, int) else torch.device(device).index
+            self.gpu = index if index is not None and index >= 0 else None
+
+    def restart(self) -> None:
+        """Record anew, in a process that was forked: what was allocated before is not its own."""
+        home, self._home = self._home, threading.get_ident()
+        self._thread = self._home
+        if home != self._home:  # modes are a thread's
+            super().__enter__()
+        for watched in list(self._storages.values()):
+            watched.nbytes = 0
+        self._held = dict.fromkeys(self._held, 0)
+        self.events[:] = [(one.id, 0) for one in self._storages.values()]
+        self.events += self._held.items()
+        for record in (self.convs, self.kinds, self._blas):
+            record.clear()
+        self.live = self.peak = self.operators = 0
+        self.gpu = None
+
+    def alias(self, shape: Any, stride: Any, dtype: torch.dtype) -> Any:
+        """A tensor in memory that another process has allocated."""
+        return self._fake(torch.empty_strided(shape, stride, dtype=dtype, device=META))
+
+    @property
+    def has_allocated(self) -> bool:
+        return any(isinstance(id, int) and nbytes > 0 for id, nbytes in self.events)
 
     def forget_peak(self) -> None:
         self.peak = self.live
@@ -326,6 +358,7 @@ class Recorder(TorchDispatchMode):
             found |= describe(kwargs.values(), key)
             device = kwargs.get("device")
             if device is not None and torch.device(device).type == "cuda":
+                self.use(torch.device(device).index or 0)
                 found = found | ON_GPU if found else ON_GPU | OF_INTEGERS
         if not found & ON_GPU:
             return substitutes.on_host(func, args, kwargs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Sequence
 
 LONGER = "`carma estimate --within SECONDS` waits longer"
 MOST_HOLDERS, MOST_MOMENTS = 64, 1024
@@ -154,6 +154,7 @@ class Report:
     seconds: float  # from the tracer's start to its end
     explanation: Explanation | None = None  # of the first two steps, if it was asked for
     rest: Rest | None = None  # None: there was none, or no time for it
+    processes: int = 1  # on this GPU: each has a context of its own
 
     @property
     def safe(self) -> int:
@@ -167,7 +168,7 @@ class Report:
         """Whether a GPU with so much memory has room for `safe` bytes, and `context_mib` for CUDA
         and its libraries. `memory`: "24GB" is 24·10⁹ bytes, "24G" and "24GiB" are 24·2³⁰. Raises
         ValueError if it is not a size."""
-        return self.safe + (context_mib << 20) <= _bytes(memory)
+        return self.safe + self.processes * (context_mib << 20) <= _bytes(memory)
 
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -179,6 +180,33 @@ def _bytes(size: str) -> int:
     if found is None or unit is None:
         raise ValueError(f"{size!r} is not a size: write 24GB or 24GiB")
     return int(float(found[1]) * unit)
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Of processes that are on one GPU at the same time: the memory of all; what else it says is of
+    the one with most steps."""
+    first = max(reports, key=lambda one: (one.steps, one.reserved))
+    if len(reports) == 1:
+        return first
+    rest, others = first.rest, sum(one.floor for one in reports) - first.floor
+    if rest is not None:
+        rest = replace(rest, phases={name: most + others for name, most in rest.phases.items()})
+    return replace(
+        first,
+        floor=first.floor + others,
+        reserved=sum(one.reserved for one in reports),
+        most=sum(one.most for one in reports),
+        parts={part: sum(one.parts.get(part, 0) for one in reports) for part in PARTS},
+        autotune=max(one.autotune for one in reports),
+        faketensor=sum(one.faketensor for one in reports),
+        notes=(
+            f"{len(reports)} processes on one GPU, with a context each",
+            *dict.fromkeys(note for one in (first, *reports) for note in one.notes),
+        ),
+        seconds=max(one.seconds for one in reports),
+        rest=rest,
+        processes=len(reports),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ With several optimizers (a GAN) it continues until each has stepped twice, but w
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
 accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch and
 other libraries are in `device`, `tensors`, `shortcuts`, `ranks` and the files that `patching`
-reads; its confinement is in `confine` and `scratch`.
+reads; its confinement is in `confine` and `scratch`, the processes that it starts in `following`.
 
 Of a Jupyter notebook the code cells are run, without a kernel. Lines that begin with `%` or `!`
 (magics, shell commands) are left out, as are cells in another language. `display` does nothing, and
@@ -20,13 +20,14 @@ import contextlib
 import json
 import re
 import runpy
+import signal
 import sys
 import traceback
 import types
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 import torch
 from torch.optim.optimizer import (
@@ -37,22 +38,22 @@ from torch.optim.optimizer import (
 from . import (
     checkpoints,
     device,
+    following,
     foreign,
     imports,
-    launching,
-    made_up,
     patching,
     ranks,
     sockets,
     substitutes,
     tensors,
 )
-from .answering import Answer, Clock, Stop, offline, one_line, own_place, what_went_wrong
+from .answering import Answer, Clock, Stop, offline, one_line, what_went_wrong
 from .attempts import explore
 from .blame import is_of_shortness, own_crash
 from .choices import Plan
 from .command import Options
 from .explanation import with_explanation
+from .made_up import Deceit
 from .modules import Attribution, Layers
 from .recording import Recorder
 from .replay import Replays
@@ -93,6 +94,11 @@ class Steps:
 
         torch.optim.Optimizer.__init__ = init
 
+    def restart(self) -> None:
+        """In a process that was forked: its parent's optimizers are not its own."""
+        self._taken.clear()
+        self.by_hand = True
+
     @property
     def rounds(self) -> int:
         """The number of steps of the optimizer with the fewest, among those that have stepped."""
@@ -101,6 +107,7 @@ class Steps:
     def count(self, optimizer: Any, hurried: bool) -> bool:
         """Whether this step is the last that matters."""
         self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        self.by_hand = False
         taken = list(self._taken.values())
         if hurried and self.rounds >= STEPS:
             return True
@@ -114,7 +121,7 @@ class Trace:
         """Raises Unfit."""
         self._answer: Answer  # this and the next two from `begin` on
         self.rest: Ending
-        self._rest_s: float
+        self._options: Options
         self.attribution: Attribution | None = None
         self._steps = Steps()
         imports.spare()
@@ -123,37 +130,113 @@ class Trace:
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus)
         tensors.install(self.recorder)
-        ranks.install(self.recorder)
+        ranks.install(self.recorder, self._leave)
         self._phases = Phases(self.recorder)
         self._phases.install()
-        self._started = ""  # where the last process was
-        made_up.watch(self.recorder.deceived, self._note_process)
         self._swallowed = Swallowed(lambda: self.recorder.operators)
         self._swallowed.install()
         sockets.install(self._refuse_network)
         kept = checkpoints.Checkpoints(self.recorder)
         kept.install()
-        patching.install(options.patches, self.recorder, kept.has)
+        patching.install(
+            options.patches,
+            self.recorder,
+            kept.has,
+            {
+                "concurrent.futures.process": following.patch_executor,
+                "torch.distributed.launcher.api": ranks.launch,
+            },
+        )
         self._repeats = Repeats(self.recorder, self._before_call, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
-
-    def _note_process(self) -> None:
-        self._started = own_place(sys._getframe(1)) or self._started
+        following.install(self)
 
     def _refuse_network(self) -> None:
         self.recorder.deceive()
         self._swallowed.note_network()
 
-    def begin(self, answer: Answer, explain: bool, rest_s: float) -> None:
-        """`explain`: with where the memory is allocated; `rest_s`: what the rest of the run may
-        take of a processor, even if its two steps took less; 0: the trace ends with them."""
-        self._answer, self._steps.clock = answer, answer.clock
-        answer.find_reason = self._find_foreign
-        self.attribution = Attribution(self.recorder) if explain else None
-        self.rest = Ending(self.recorder, self._phases, answer, rest_s)
-        self._rest_s = rest_s
+    def begin(self, answer: Answer, options: Options) -> None:
+        self._answer, self._steps.clock, self._options = answer, answer.clock, options
+        answer.find_reason, answer.find_state = self._find_foreign, self._find_state
+        answer.find_part = self._find_part
+        self.attribution = Attribution(self.recorder) if options.explain else None
+        self.rest = Ending(self.recorder, self._phases, answer, options.rest_s)
+
+    # -- processes that the script starts ----------------------------------------------------------
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether this process is traced."""
+        return self._answer.is_own
+
+    @property
+    def own_s(self) -> float:
+        return self._answer.clock.own_s
+
+    def begin_process(self, own_s: float, fits: bool) -> None:
+        """Call this in one that was just forked. `own_s`: the clock's before; `fits`: it can be
+        traced."""
+        if not fits:
+            self._answer.stay_silent()
+            return
+        self._answer.begin_process(own_s)
+        signal.signal(signal.SIGTERM, self._answer.conclude)  # as by Pool.terminate
+        self.recorder.restart()
+        self._steps.restart()
+
+    def run_program(self, words: list[str], prepare: Callable[[], None]) -> NoReturn:
+        """In place of what this process has done so far. `words`: the script or -m or -c, and its
+        arguments."""
+        self.recorder.restart()
+        self.recorder.deceived = Deceit()  # it is nothing to the program
+        self._steps.restart()
+
+        def start() -> None:
+            prepare()
+            if following.stands_aside(self._options.gpus):
+                self._leave()
+            _execute(words)
+
+        self.guard(start)
+        following.flush()
+        self.finish()
+
+    def _leave(self) -> None:
+        """A process for which another one stands."""
+        if not self._answer.is_first:
+            self._answer.leave()
+
+    def finish_process(self) -> None:
+        """It ends by itself. Returns if it has nothing to tell."""
+        if self.is_followed and self.recorder.has_allocated:
+            self.finish()
+
+    def judge_task(self, error: BaseException) -> None:
+        """A task of a pool has failed."""
+
+        def fail() -> NoReturn:
+            raise error
+
+        if not self._answer.is_first and self.recorder.has_allocated:
+            self.guard(fail)
+
+    def _find_state(self) -> tuple[str, bool]:
+        index = self.recorder.gpu or 0
+        gpu = following.name_of_gpu(index) if self.recorder.has_allocated else ""
+        return gpu, not self._steps.by_hand
+
+    def _find_part(self) -> Report | None:
+        """What is known when nobody waits for more."""
+        if not self.recorder.has_allocated:
+            return None
+        self.recorder.note_first(
+            f"a process had taken {self._steps.rounds} steps when the others were done"
+        )
+        return self._report()[0]
+
+    # -- what the script does ----------------------------------------------------------------------
 
     def _before_call(self, module: Any) -> None:
         self.rest.pause()
@@ -184,14 +267,6 @@ class Trace:
             )
             self._go_on()
 
-    def _elsewhere(self) -> str:
-        if not self._started:
-            return ""
-        return (
-            f" itself, and the process that it starts at {self._started} is not traced: give"
-            " --gpu-mem, or estimate a script that calls the same function without a process"
-        )
-
     def _find_foreign(self) -> str:
         """Why to refuse a script that computes with another framework, and not with torch."""
         if self.recorder.events or self._answer.clock.own_s < FOREIGN_S:
@@ -206,10 +281,12 @@ class Trace:
         if self.rest.begun:
             self.rest.end()
         recorder, steps, swallowed = self.recorder, self._steps.rounds, self._swallowed
+        if not (recorder.has_allocated or self._answer.is_first):
+            self._answer.leave()
         if not steps and (why := swallowed.refusal):
             self._answer.stop(self.stop(why))
-        if not any(isinstance(id_, int) for id_, _ in recorder.events):
-            self._answer.refuse(f"it put nothing on a GPU{_without_torch()}{self._elsewhere()}")
+        if not recorder.has_allocated:
+            self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
         if not steps:
             lacks = "" if self._repeats.passed else " or a backward pass"
             recorder.note_first(
@@ -230,7 +307,7 @@ class Trace:
     def _go_on(self) -> None:
         """All that is asked about training is known."""
         report, run = self._report()
-        if not self._rest_s:
+        if not self._options.rest_s:
             self._answer.report(report)
         self.rest.begin(report, run)
 
@@ -256,6 +333,34 @@ class Trace:
         if self.rest.begun:
             self.rest.end(f"it stopped at {stop.why}" if stop.crash else stop.why, stop)
         self._answer.stop(stop)
+
+    def guard(self, call: Callable[[], Any]) -> None:
+        """Returns if the script ends by itself."""
+        try:
+            call()
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                self._exit(error)
+        except KeyboardInterrupt:
+            self.refuse("it interrupted itself")
+        except MemoryError:
+            self.refuse(_short_of_memory(self._options))
+        except Exception as error:  # noqa: BLE001  the script's own
+            text = what_went_wrong(error)
+            if "can't allocate memory" in text:
+                self.refuse(_short_of_memory(self._options))
+            if no_network := offline(error):
+                self.refuse(text + no_network)
+            self.fail(_judge(error, text, self))
+
+    def _exit(self, error: SystemExit) -> NoReturn:
+        status, said = error.code, ""
+        if not isinstance(status, int):
+            status, said = 1, f": {one_line(error.code)}"
+        if not (self._answer.is_first or self.recorder.has_allocated):
+            self._answer.leave(status)
+        when = "" if self.rest.begun else " before two optimizer steps"
+        self.fail(_judge(error, f"it left with status {status}{when}{said}", self))
 
     def stop(self, why: str, **fields: Any) -> Stop:
         recorder = self.recorder
@@ -290,50 +395,20 @@ def _without_torch() -> str:
 
 def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
     """`words`: the script or -m or -c, and its arguments."""
-    trace.begin(answer, options.explain, options.rest_s)
-    processes = options.processes
-    if launching.is_launcher(words):
-        try:
-            launched = launching.launch(words)
-        except launching.Unlaunched as error:
-            answer.refuse(str(error))
-        words, processes = launched.words, launched.processes
-    if processes:
-        ranks.set_launcher_environment(processes)
-    explore(answer, lambda plan: _attempt(words, options, answer, trace, plan))
+    trace.begin(answer, options)
+    explore(answer, lambda plan: _attempt(words, trace, plan))
 
 
-def _attempt(
-    words: list[str], options: Options, answer: Answer, trace: Trace, plan: Plan
-) -> NoReturn:
+def _attempt(words: list[str], trace: Trace, plan: Plan) -> NoReturn:
     trace.recorder.choices.plan = plan
     if plan.flipped:
         places = ", ".join(map(_short, sorted(plan.flipped)))
         trace.recorder.note(
             f"what is read from the GPU at {places} decides: taken so that it goes on"
         )
-    try:
-        with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
-            _execute(words)
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            status, said = error.code, ""
-            if not isinstance(status, int):
-                status, said = 1, f": {one_line(error.code)}"
-            when = "" if trace.rest.begun else " before two optimizer steps"
-            trace.fail(_judge(error, f"it left with status {status}{when}{said}", trace))
-    except KeyboardInterrupt:
-        trace.refuse("it interrupted itself")
-    except MemoryError:
-        trace.refuse(_short_of_memory(options))
-    except Exception as error:  # noqa: BLE001  the script's own
-        text = what_went_wrong(error)
-        if "can't allocate memory" in text:
-            trace.refuse(_short_of_memory(options))
-        if no_network := offline(error):
-            trace.refuse(text + no_network)
-        trace.fail(_judge(error, text, trace))
-    trace.finish()
+    with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
+        trace.guard(lambda: _execute(words))
+        trace.finish()
 
 
 def _judge(error: BaseException, why: str, trace: Trace) -> Stop:

@@ -46,25 +46,6 @@ def spec(*argv: str, **fields: object) -> JobSpec:
 def test_python_commands(argv: list[str], python: list[str], script: list[str]) -> None:
     program = parse(spec(*argv))
     assert (list(program.python), list(program.script)) == (python, script)
-    assert program.processes == 0
-
-
-@pytest.mark.parametrize(
-    ("argv", "processes", "script"),
-    [
-        (["deepspeed", "t.py", "--x"], 3, ["t.py", "--local_rank=0", "--x"]),
-        (
-            ["deepspeed", "--num_gpus=2", "--module", "p", "-x"],
-            2,
-            ["-m", "p", "--local_rank=0", "-x"],
-        ),
-        (["deepspeed", "--no_local_rank", "--num_gpus", "1", "t.py"], 1, ["t.py"]),
-    ],
-)
-def test_launchers(argv: list[str], processes: int, script: list[str]) -> None:
-    program = parse(spec(*argv, gpus=3))
-    assert (program.python, list(program.script)) == ((*FIND, "python", argv[0]), script)
-    assert program.processes == processes
 
 
 @pytest.mark.parametrize(
@@ -72,9 +53,10 @@ def test_launchers(argv: list[str], processes: int, script: list[str]) -> None:
     [
         (["torchrun", "--nproc_per_node=4", "t.py"], "torch.distributed.run"),
         (["accelerate", "launch", "t.py"], "accelerate.commands.accelerate_cli"),
+        (["deepspeed", "--num_gpus=2", "t.py"], "deepspeed.launcher.runner"),
     ],
 )
-def test_launchers_that_find_out_themselves_what_they_start(words: list[str], module: str) -> None:
+def test_launchers_find_out_themselves_what_they_start(words: list[str], module: str) -> None:
     program = parse(spec(*words))
     assert program.python == (*FIND, "python", words[0])
     assert program.script == ("-m", module, *words[1:])
@@ -95,7 +77,6 @@ def test_a_launcher_runs_the_python_beside_it() -> None:
         (["python", "-m", "ipykernel_launcher", "-f", "k.json"], "kernel may run anything"),
         (["env", "-i", "python", "t.py"], "options of env"),
         (["env"], "options of env"),
-        (["deepspeed", "--num_nodes", "2"], "given no script"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_without_a_process(argv: list[str], why: str) -> None:
@@ -231,7 +212,7 @@ def test_what_is_left_out_of_a_command_is_passed_on(
     path, here = os.environ["PATH"], str(tmp_path)
     argv = shlex.split(words.format(bin=tmp_path / "bin"))
     told = resolve(argv, {"PATH": path}, here, 1)
-    assert (told.skipped or command.parse(told.words, 1).skipped) == skipped
+    assert told.skipped == skipped
 
 
 @pytest.mark.parametrize(
@@ -270,15 +251,14 @@ def test_shebangs(line: str, python: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_what_the_tracer_is_asked() -> None:
     server = a_server(gpu="NVIDIA H100 PCIe")
-    look(spec("deepspeed", "--num_gpus", "2", "t.py", gpus=2), Settings(), server)
+    look(spec("python", "t.py", gpus=2), Settings(), server)
     [argv] = server.tried
-    assert argv[:-3] == (*FIND, "python", "deepspeed", str(TRACER))
-    asked = command.Options.loads(argv[-3])
-    assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
+    assert (argv[:-2], argv[-1]) == (("python", str(TRACER)), "t.py")
+    asked = command.Options.loads(argv[-2])
+    assert (asked.gpus, asked.gpu) == (2, "NVIDIA H100 PCIe")
     limits = Settings().estimation
     assert (asked.within_s, asked.longest_s) == (limits.within_s, limits.longest_s)
     assert limits.within_s < limits.longest_s
-    assert argv[-2:] == ("t.py", "--local_rank=0")
 
 
 def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatch) -> None:

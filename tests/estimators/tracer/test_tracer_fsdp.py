@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.estimators.tracer.test_tracer_launching import TORCH
+from tests.estimators.tracer.test_tracer_following import TORCH
 from tests.estimators.tracer.test_tracer_script import MIB, TRACERS, job, report, written
 
 __all__ = ["job"]
