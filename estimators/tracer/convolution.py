@@ -119,8 +119,8 @@ def _log(
 ) -> None:
     recorder.events.append(("conv", len(recorder.convs)))
     shapes = tuple(x.shape), tuple(weight.shape), tuple(out)
-    options = x.element_size(), tuple(stride), tuple(dilation), transposed
-    recorder.convs.append(Conv(backward, *shapes, groups, *options))
+    how = tuple(stride), tuple(dilation), transposed
+    recorder.convs.append(Conv(backward, *shapes, groups, x.element_size(), *how))
 
 
 def _output_shape(
