@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from .recording import Recorder
+from .values import Values, is_small
 
 _MARK = b"carma, saved value "
 
@@ -25,14 +26,18 @@ class _Saved:
     stride: Any
     dtype: torch.dtype
     device: torch.device
+    contents: Any  # a real tensor; None: large, or not known
 
-    def load(self, on_gpu: bool | None) -> Any:
+    def load(self, on_gpu: bool | None, values: Values) -> Any:
         """`on_gpu`: None: where it was."""
         on_gpu = self.device.type == "cuda" if on_gpu is None else on_gpu
         tensor = torch.empty_strided(
             self.shape, self.stride, dtype=self.dtype, device="cuda" if on_gpu else "cpu"
-        )
-        return tensor.zero_()
+        ).zero_()
+        if self.contents is not None:
+            return tensor.copy_(self.contents)
+        values.forget(tensor)
+        return tensor
 
 
 class Checkpoints:
@@ -64,7 +69,7 @@ class Checkpoints:
                 raise RuntimeError(f"Parent directory {Path(file).parent} does not exist.")
             else:
                 Path(file).write_bytes(text)
-            self._saved.append(_keep(value))
+            self._saved.append(_keep(value, recorder.values))
         finally:
             recorder.enter(before)
 
@@ -73,7 +78,7 @@ class Checkpoints:
         on_gpu = _on_gpu(map_location)
         number = _number(file)
         if number is not None:
-            return _restore(self._saved[number], on_gpu)
+            return _restore(self._saved[number], on_gpu, self._recorder.values)
         places: list[str] = []
 
         def keep(storage: Any, place: str) -> Any:
@@ -101,14 +106,16 @@ def _number(file: Any) -> int | None:
     return int(head[len(_MARK) :]) if head.startswith(_MARK) else None
 
 
-def _keep(value: Any) -> Any:
+def _keep(value: Any, values: Values) -> Any:
     """The value, with descriptions of tensors: it keeps none of them alive."""
 
     def keep(part: Any) -> Any:
         if isinstance(part, torch.Tensor):
             if part.layout is not torch.strided or type(part) not in _PLAIN:
                 return part
-            return _Saved(part.shape, part.stride(), part.dtype, part.device)
+            real = values.of(part) if isinstance(part, FakeTensor) else part.detach()
+            contents = real.clone() if real is not None and is_small(part) else None
+            return _Saved(part.shape, part.stride(), part.dtype, part.device, contents)
         try:
             return part if isinstance(part, torch.nn.Module) else copy.deepcopy(part)
         except Exception:  # noqa: BLE001  of the script's own making
@@ -120,9 +127,9 @@ def _keep(value: Any) -> Any:
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
-def _restore(value: Any, on_gpu: bool | None) -> Any:
+def _restore(value: Any, on_gpu: bool | None, values: Values) -> Any:
     def restore(part: Any) -> Any:
-        return part.load(on_gpu) if isinstance(part, _Saved) else part
+        return part.load(on_gpu, values) if isinstance(part, _Saved) else part
 
     return tree_map(restore, value)
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from .made_up import is_loop, is_only_printed, truth_for
+from .made_up import is_loop, is_only_printed, is_repeated, truth_for
 
 GPU = "its model and its memory"  # in place of a line
 TURNS = 4  # of the first loop whose condition is such a value
+MANY = 64  # the same answers between two optimizer steps: a `while` may wait for the other
 _BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
@@ -38,6 +39,7 @@ class Choices:
         # Places whose answers may have decided something, the latest last; whether it was a number.
         self.asked: dict[str, bool] = {}
         self._turns: Counter[str] = Counter()  # of loops with the other answer
+        self._times: Counter[str] = Counter()  # that a place has asked since the last step
 
     def choose(self, usual: Any, other: Any) -> Any:
         """The answer at this place of the program."""
@@ -46,6 +48,10 @@ class Choices:
         is_number = known or type(usual) is not bool
         if type(usual) is bool and (holds := truth_for(place)) is not None:
             usual, other = holds, not holds
+        else:
+            self._times[place] += 1
+            if self._times[place] > MANY and self._times[place] % 2 and is_repeated(place):
+                usual, other = other, usual
         if known is not None or not is_only_printed():
             self.asked[place] = is_number
         if place not in self.plan.flipped:
@@ -55,6 +61,9 @@ class Choices:
             turns = self._turns[place] <= TURNS or self._turns[place] % 2
             return other if turns else usual
         return other
+
+    def note_step(self) -> None:
+        self._times.clear()
 
     def choose_of_gpu(self, usual: Any, other: Any) -> Any:
         """What the GPU may be, and how large. All such questions are asked at one place."""

@@ -5,19 +5,16 @@ Without a GPU PyTorch splits them into single steps, or fails. Here the operator
 run is called by name, and its outputs are recorded: the result, and a reserve for the backward
 pass. Only cuDNN knows its size; the gates and states of each step are a fair guess.
 
-**RMSNorm**: one kernel, which keeps its input and a number per row. Without a GPU, PyTorch composes
-it of simpler operators, which keep the normalised input as well. GPUs have the kernel since torch
-2.9; before, they compose it, too.
-
 **Attention**: the implementation that a GPU chooses.
 """
 
 import math
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
@@ -25,7 +22,6 @@ _LSTM = 2
 _KEPT = (1, 1, 6, 5)  # values per step and unit, by mode: gates, and states besides the output
 
 aten = torch.ops.aten
-_NAMES = ("_fused_rms_norm", "_fused_rms_norm_backward")
 
 
 def install_rnns() -> None:
@@ -149,7 +145,7 @@ def _copy(recorder: Any, batch_first: bool, *tensors: Any) -> Any:
     return [recorder.hold(t.numel() * t.element_size()) for t in tensors if batch_first]
 
 
-# -- single cells: GRUCell, LSTMCell ---------------------------------------------------------------
+# -- a single cell: for an LSTMCell PyTorch has shape rules ----------------------------------------
 
 
 def gru_cell(recorder: Any, gates: Any, hidden_gates: Any, hidden: Any, *_: Any) -> Any:
@@ -164,65 +160,6 @@ def gru_cell_backward(recorder: Any, gradient: Any, kept: Any, has_bias: bool) -
     gates = [recorder.new((rows, 3 * width), dtype) for _ in range(2)]
     biases = [recorder.new((3 * width,), dtype) if has_bias else None for _ in range(2)]
     return (*gates, recorder.new((rows, width), dtype), *biases)
-
-
-def lstm_cell(recorder: Any, gates: Any, hidden_gates: Any, cell: Any, *_: Any) -> Any:
-    """The new hidden state and cell, and four numbers of each unit for the backward pass."""
-    rows, width = cell.shape
-    states = [recorder.new((rows, width), cell.dtype) for _ in range(2)]
-    return (*states, recorder.new((rows, 4 * width), cell.dtype))
-
-
-def lstm_cell_backward(
-    recorder: Any, of_hidden: Any, of_cell: Any, cell: Any, after: Any, kept: Any, has_bias: bool
-) -> Any:
-    rows, width = cell.shape
-    bias = recorder.new((4 * width,), cell.dtype) if has_bias else None
-    gates = recorder.new((rows, 4 * width), cell.dtype)
-    return gates, recorder.new((rows, width), cell.dtype), bias
-
-
-def has_kernels() -> bool:
-    """Whether this version of PyTorch has the kernels."""
-    return all(hasattr(aten, name) for name in _NAMES)
-
-
-def install_rms_norm(library: Any) -> None:
-    """Let this process, without the kernels, call them all the same: the Recorder answers."""
-    if has_kernels():
-        for name in _NAMES:
-            library.impl(name, _never, "CUDA")
-
-
-def answer_rms_norm() -> Dict[Any, Any]:
-    """What the Recorder does instead, by operator."""
-    if not has_kernels():
-        return {}
-    operators = (getattr(aten, name).default for name in _NAMES)
-    return dict(zip(operators, (rms_norm, rms_norm_backward)))
-
-
-def rms_norm(recorder: Any, x: Any, shape: Sequence[int], weight: Any, eps: Any) -> Tuple[Any, Any]:
-    rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
-    return recorder.new(x.shape, x.dtype), recorder.new(rows, torch.float32)
-
-
-def rms_norm_backward(
-    recorder: Any,
-    gradient: Any,
-    x: Any,
-    shape: Sequence[int],
-    scale: Any,
-    weight: Any,
-    wanted: Sequence[bool],
-) -> Tuple[Optional[Any], Optional[Any]]:
-    of_input = recorder.new(x.shape, x.dtype) if wanted[0] else None
-    of_weight = recorder.new(weight.shape, weight.dtype) if wanted[1] else None
-    return of_input, of_weight
-
-
-def _never(*_: Any) -> Any:
-    raise NotImplementedError("only fake tensors are on the GPU here")
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -241,6 +178,14 @@ def attention(original: Callable[..., Any]) -> Callable[..., Any]:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Any:
+        if has_torch_function((query, key, value, attn_mask)):
+            return handle_torch_function(
+                scaled_dot_product_attention,
+                (query, key, value, attn_mask),
+                *(query, key, value, attn_mask, dropout_p, is_causal),
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
         on_gpu = isinstance(query, FakeTensor)
         if not on_gpu and not (is_traceable_wrapper_subclass(query) and query.is_cuda):
             more = {"enable_gqa": True} if enable_gqa else {}

@@ -49,8 +49,9 @@ def is_only_printed() -> bool:
         frame = frame.f_back
     if frame is None:
         return False
-    calls = _calls(frame.f_code.co_filename, frame.f_lineno)
-    return bool(calls) and all(call is not None and _shows(call.func, frame) for call in calls)
+    statement = _statement(frame.f_code.co_filename, frame.f_lineno)
+    call = _call(statement) if isinstance(statement, ast.Expr) else None
+    return call is not None and _shows(call.func, frame)
 
 
 def _shows(function: ast.expr, frame: FrameType) -> bool:
@@ -68,16 +69,10 @@ def _value_of(name: str, frame: FrameType) -> Any:
     return frame.f_locals.get(name, frame.f_globals.get(name))
 
 
-@functools.lru_cache(maxsize=None)
-def _calls(path: str, line: int) -> list[ast.Call | None]:
-    """Of each statement at this line, the call that may only print; None if it may do more."""
-    return [_call(one) for one in _statements(path) if one.lineno <= line <= _end(one)]
-
-
 def truth_for(place: str) -> bool | None:
     """What a truth value has to be for the assertion that reads it at this line
     (`/home/ann/train.py:12`) to hold; None if there is no assertion, or it wants several."""
-    statement = _statement(place)
+    statement = _statement_at(place)
     if not isinstance(statement, ast.Assert):
         return None
     negations = [node for node in ast.walk(statement.test) if isinstance(node, ast.Not)]
@@ -88,15 +83,35 @@ def truth_for(place: str) -> bool | None:
 
 def is_loop(place: str) -> bool:
     """Whether the line is the head of a `while`."""
-    return isinstance(_statement(place), ast.While)
+    return isinstance(_statement_at(place), ast.While)
+
+
+def is_repeated(place: str) -> bool:
+    """Whether the innermost loop around the line is a `while`."""
+    path, _, line = place.rpartition(":")
+    loops = [one for one in _statements(path) if isinstance(one, (ast.For, ast.While))]
+    around = [one for one in loops if one.lineno <= int(line or 0) <= (one.end_lineno or 0)]
+    return isinstance(max(around, key=lambda one: one.lineno, default=None), ast.While)
+
+
+def _statement_at(place: str) -> ast.stmt | None:
+    path, _, line = place.rpartition(":")
+    return _statement(path, int(line)) if line else None
 
 
 @functools.lru_cache(maxsize=None)
-def _statement(place: str) -> ast.stmt | None:
-    """The innermost one at the line."""
-    path, _, line = place.rpartition(":")
-    found = [one for one in _statements(path) if one.lineno <= int(line) <= _end(one)]
-    return max(found, key=lambda one: one.lineno, default=None)
+def _statement(path: str, line: int) -> ast.stmt | None:
+    """The one at the line; None if there are several."""
+    found = [one for one in _statements(path) if one.lineno <= line <= _end(one)]
+    return found[0] if len(found) == 1 else None
+
+
+def _end(statement: ast.stmt) -> int:
+    """The last line of a statement, or of the head of one that contains others."""
+    if not hasattr(statement, "body"):
+        return statement.end_lineno or statement.lineno
+    head = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr)]
+    return max([statement.lineno, *(node.end_lineno or 0 for node in head)])
 
 
 @functools.lru_cache(maxsize=None)
@@ -108,16 +123,8 @@ def _statements(path: str) -> list[ast.stmt]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
 
 
-def _end(statement: ast.stmt) -> int:
-    """The last line of a statement, or of the head of one that contains others."""
-    if not hasattr(statement, "body"):
-        return statement.end_lineno or statement.lineno
-    head = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr)]
-    return max([statement.lineno, *(node.end_lineno or 0 for node in head)])
-
-
-def _call(statement: ast.stmt) -> ast.Call | None:
-    call = statement.value if isinstance(statement, ast.Expr) else None
+def _call(statement: ast.Expr) -> ast.Call | None:
+    call = statement.value
     if not isinstance(call, ast.Call) or any(one.arg == "file" for one in call.keywords):
         return None
     given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
@@ -151,6 +158,9 @@ class Deceit:
             self._here = True
             if self._forked is not None:
                 self._forked[0] = 1
+
+    def forget(self) -> None:
+        self._here = False
 
     def share(self) -> None:
         """Call this before a fork."""

@@ -6,11 +6,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .values import DISCRETE
+from .values import is_small
 
 aten = torch.ops.aten
 META = torch.device("meta")
-ON_GPU, OF_INTEGERS = 1, 2  # flags: there is such a tensor
+ON_GPU, SMALL = 1, 2  # flags: there is such a tensor
 
 GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
 # Operators that refuse tensors on different devices, unless one is a number (zero-dimensional); of
@@ -31,26 +31,6 @@ ONE_DEVICE = GEMMS | {
     aten.sub.Tensor,
     aten.mul.Tensor,
 }
-# Substitutes that know their answer from the shapes alone, or say themselves that they do not.
-KNOWN = frozenset(
-    (
-        aten.convolution.default,
-        aten.convolution_backward.default,
-        aten._cudnn_rnn.default,
-        aten._cudnn_rnn_backward.default,
-        aten._local_scalar_dense.default,
-        aten.is_nonzero.default,
-        aten.equal.default,
-        aten.index.Tensor,
-        aten.index_put_.default,
-        aten.index_put.default,
-        aten._index_put_impl_.default,
-        aten.masked_select.default,
-        *(aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default),
-        *(aten._to_copy.default, aten.mm.default, aten.addmm.default),  # of sparse ones
-        *(aten._to_dense.default, aten._coalesce.default),
-    )
-)
 # How outputs come by their storages, as `kind_of` says.
 KINDS: Dict[Any, str] = {aten._unsafe_view.default: "view"}  # not all schemas tell
 KINDS.update((getattr(aten.set_, name), "other") for name in aten.set_.overloads())
@@ -63,7 +43,7 @@ def describe(values: Any, key: List[Any]) -> int:
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
-            found |= ON_GPU | (OF_INTEGERS if value.dtype in DISCRETE else 0)
+            found |= ON_GPU | SMALL if is_small(value) else ON_GPU
             key += (value.shape, _stride(value), value.dtype)
         elif value is None or kind is int:
             key.append(value)
@@ -71,7 +51,7 @@ def describe(values: Any, key: List[Any]) -> int:
             key += (kind, len(value))
             found |= describe(value, key)
         elif isinstance(value, torch.Tensor):
-            found |= OF_INTEGERS if value.dtype in DISCRETE else 0
+            found |= SMALL if is_small(value) else 0
             key += ("cpu", value.shape, _stride(value), value.dtype)
         else:
             key += (kind, value)

@@ -22,11 +22,18 @@ from .recording import Recorder
 
 NOTE = "one of several processes: without NCCL's buffers"
 
-_NOTHING = (  # collectives: outputs are there already, and values do not matter
-    "all_reduce all_reduce_coalesced all_gather all_gather_into_tensor all_gather_coalesced "
+_NOTHING = (  # collectives: outputs are there already
+    "all_reduce_coalesced all_gather all_gather_into_tensor all_gather_coalesced "
     "broadcast reduce reduce_scatter reduce_scatter_tensor scatter gather all_to_all "
     "all_to_all_single barrier monitored_barrier send recv isend irecv"
 )
+_SAME = [
+    "broadcast",
+    "barrier",
+    "monitored_barrier",
+    "send",
+    "isend",
+]  # what is there stays as it is
 
 
 class Work:
@@ -161,6 +168,10 @@ def install(recorder: Recorder, leave: Callable[[], None]) -> None:
         size = world_size if world_size > 0 else _told("WORLD_SIZE", 1)
         start("fake", rank=0, world_size=size, store=FakeStore())
 
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        recorder.values.forget((*args, *kwargs.values()))
+        return _nothing(**kwargs)
+
     modules = torch.distributed, torch.distributed.distributed_c10d
     mesh = getattr(torch.distributed, "device_mesh", None)  # torch 2.2
     for module in filter(None, (*modules, mesh)):
@@ -168,7 +179,8 @@ def install(recorder: Recorder, leave: Callable[[], None]) -> None:
     for module in modules:
         for name in _NOTHING.split():
             if hasattr(module, name):
-                setattr(module, name, _nothing)
+                setattr(module, name, _nothing if name in _SAME else unknown)
+        module.all_reduce = _all_reduce
         module.broadcast_object_list = _nothing
         module.is_nccl_available = lambda: True
         module.all_gather_object = _gather_objects
@@ -180,6 +192,14 @@ def _told(name: str, otherwise: int) -> int:
 
 
 def _nothing(*_: Any, async_op: bool = False, **__: Any) -> Any:
+    return Work() if async_op else None
+
+
+def _all_reduce(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
+    """Other ranks have the same."""
+    if op in (None, torch.distributed.ReduceOp.SUM) and tensor.dtype is not torch.bool:
+        with torch.no_grad():
+            tensor.mul_(torch.distributed.get_world_size(group))
     return Work() if async_op else None
 
 

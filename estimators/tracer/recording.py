@@ -8,6 +8,7 @@ are repetitive.
 """
 
 import importlib
+import itertools
 import math
 import threading
 import weakref
@@ -26,11 +27,10 @@ from .made_up import Deceit
 from .operators import (
     GEMMS,
     KINDS,
-    KNOWN,
     META,
-    OF_INTEGERS,
     ON_GPU,
     ONE_DEVICE,
+    SMALL,
     as_meta,
     as_zeros,
     check_devices,
@@ -40,7 +40,7 @@ from .operators import (
     map_tensors,
     recipe_of,
 )
-from .values import Values
+from .values import Values, needs_values
 
 GPU = torch.device("cuda:0")
 _DEVICE_OF = torch.ops.prim.device.default
@@ -150,6 +150,10 @@ class Recorder(TorchDispatchMode):
         self._mode = FakeTensorMode()
         # Copied tensors stay in this mode: with one of their own, CUDA's kernels would be called.
         self._mode.__deepcopy__ = lambda memo: self._mode
+        lengths = itertools.count()  # of nested tensors
+        self._mode.create_symbolic_nested_int = lambda **_: torch._C._get_nested_int(
+            next(lengths), 1
+        )
         sample = FakeTensor(self._mode, torch.empty(0, device=META), GPU)
         self._attributes = dict(vars(sample))
 
@@ -359,14 +363,14 @@ class Recorder(TorchDispatchMode):
             device = kwargs.get("device")
             if device is not None and torch.device(device).type == "cuda":
                 self.use(torch.device(device).index or 0)
-                found = found | ON_GPU if found else ON_GPU | OF_INTEGERS
+                found = found | ON_GPU | SMALL
         if not found & ON_GPU:
             return substitutes.on_host(func, args, kwargs)
         self.operators += 1
         if threading.get_ident() != self._thread:
             self._turn()
         try:
-            return self._on_gpu(func, args, kwargs, key, bool(found & OF_INTEGERS))
+            return self._on_gpu(func, args, kwargs, key, bool(found & SMALL))
         except Exception as error:
             self.refused = error
             if not self.made_up:
@@ -385,20 +389,21 @@ class Recorder(TorchDispatchMode):
             return rule(*args, **kwargs)
 
     def _on_gpu(
-        self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any], discrete: bool
+        self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any], small: bool
     ) -> Any:
         if func in ONE_DEVICE:
             check_devices(args)
         if func in GEMMS:
             self._gemm()
-        if not discrete:
+        if not small:
             return self._answer(func, args, kwargs, key)
-        if func in substitutes.READS or leaves_gpu(func, kwargs):
+        if needs_values(func) or leaves_gpu(func, kwargs):
             real = self.values.result(func, args, kwargs)
             if real is not None:
                 return self._place_result(real, kwargs.get("device"))
         out = self._answer(func, args, kwargs, key)
-        self.values.follow(func, args, kwargs, out)
+        if KINDS.get(func) != "view":
+            self.values.follow(func, args, kwargs, out)
         return out
 
     def _place_result(self, real: Any, place: Any) -> Any:
@@ -412,8 +417,6 @@ class Recorder(TorchDispatchMode):
     def _answer(self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any]) -> Any:
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
-            if func not in KNOWN:
-                self.deceive()
             out = answer(self, *args, **kwargs)
             if out is not NotImplemented:
                 return out

@@ -74,6 +74,7 @@ class Repeats:
         torch.autograd.backward = count
 
     def note_step(self) -> None:
+        self._recorder.choices.note_step()
         self._passes = 0
         self._loud.clear()
 

@@ -5,8 +5,8 @@ Values: a fake tensor has none. If a program reads one (`.item()`, `nonzero`, a 
 it is not known (`values`), it gets one that usually allocates at least as much as the real one:
 every element is selected, numbers are 1.
 
-Choices: without a GPU, attention uses the implementation that keeps all scores, and RMSNorm and the
-derivatives of SiLU and Mish are decomposed into pieces with large temporaries (`kernels`).
+Choices: without a GPU, attention uses the implementation that keeps all scores (`kernels`), and
+RMSNorm and the derivatives of SiLU and Mish are composed of pieces with large temporaries.
 """
 
 import contextlib
@@ -20,10 +20,19 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import convolution, kernels, sparse
+from .values import LEFT_EMPTY
 
 aten = torch.ops.aten
 _installed: List[Any] = []
 _tensor = torch.tensor
+
+
+# Kernels of a GPU, which PyTorch composes of others where there is none. RMSNorm's: torch 2.9.
+_WHOLE = ("silu_backward", "mish_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
+
+
+def _never(*_: Any) -> Any:
+    raise NotImplementedError("only fake tensors are on the GPU here")
 
 
 def install() -> None:
@@ -32,9 +41,9 @@ def install() -> None:
         return
     if not torch.backends.cuda.is_built():
         library = torch.library.Library("aten", "IMPL")
-        for name in ("silu_backward", "mish_backward"):
-            library.impl(name, lambda gradient, x: torch.empty_like(x), "CUDA")
-        kernels.install_rms_norm(library)
+        for name in _WHOLE:
+            if hasattr(aten, name):
+                library.impl(name, _never, "CUDA")
         _installed.append(library)
     original = F.scaled_dot_product_attention
     attention = kernels.attention(original)
@@ -122,7 +131,6 @@ _FILLS = frozenset(
 )
 _RANDOM = frozenset((aten.uniform_.default, aten.normal_.default, aten.erfinv_.default))
 _EMPTY = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty))
-_LARGE = 1 << 16  # bytes; smaller tensors are filled
 _M_MMAP_THRESHOLD = -3  # of mallopt
 
 
@@ -131,7 +139,7 @@ def give_zeros() -> None:
     not use again what was large enough to have pages of its own."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # not in musl
     if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _LARGE)
+        set_option(_M_MMAP_THRESHOLD, LEFT_EMPTY)
 
 
 def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -139,13 +147,17 @@ def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     fake; what nobody has written to yet is zero."""
     if func in _FILLS:
         target = args[0]
-        if target.numel() * target.element_size() >= _LARGE and (
+        if target.numel() * target.element_size() >= LEFT_EMPTY and (
             isinstance(target, torch.nn.Parameter)
             or (func in _RANDOM and target.is_floating_point())
         ):
             return target
     out = func(*args, **kwargs)
-    if func.overloadpacket in _EMPTY and out.numel() * out.element_size() < _LARGE and out.is_cpu:
+    if (
+        func.overloadpacket in _EMPTY
+        and out.numel() * out.element_size() < LEFT_EMPTY
+        and out.is_cpu
+    ):
         out.zero_()
     return out
 
@@ -199,21 +211,23 @@ def _item(recorder: Any, tensor: Any) -> Any:
     return recorder.choices.choose(*((1.0, 0.0) if tensor.is_floating_point() else (1, 0)))
 
 
-def _nonzero(recorder: Any, tensor: Any) -> Any:
+def _select_all(recorder: Any) -> None:
     recorder.note("masks are taken to select everything")
+    recorder.deceive()
+
+
+def _nonzero(recorder: Any, tensor: Any) -> Any:
+    _select_all(recorder)
     return recorder.new((tensor.numel(), tensor.dim()), torch.int64)
 
 
 def _select_by_mask(recorder: Any, tensor: Any, mask: Any) -> Any:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     real = _contents(recorder, mask)
-    if real is not None:
-        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-        return recorder.new((int(real.expand(shape).sum()),), tensor.dtype)
-    recorder.note("masks are taken to select everything")
-    recorder.deceive()
-    return recorder.new(
-        (math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)),), tensor.dtype
-    )
+    if real is None:
+        _select_all(recorder)
+    count = math.prod(shape) if real is None else int(real.expand(shape).sum())
+    return recorder.new((count,), tensor.dtype)
 
 
 def _unique(recorder: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,6 +241,8 @@ def _unique(recorder: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _repeat_interleave(recorder: Any, repeats: Any, *, output_size: Any = None) -> Any:
+    if output_size is None:
+        recorder.deceive()
     return recorder.new((output_size or repeats.numel(),), torch.int64)
 
 
@@ -246,20 +262,16 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
     """The GPU turns masks into the positions of what they select."""
     out: List[Any] = []
     for index in indices:
-        if _is_mask(index):
-            real = _contents(recorder, index)
-            if real is not None:
-                found = real.nonzero().unbind(1)
-                out.extend(
-                    recorder.values.keep(recorder.new(one.shape, one.dtype), one) for one in found
-                )
-                continue
-            recorder.note("masks are taken to select everything")
-            recorder.deceive()
-            count = index.numel()
-            out.extend(recorder.new((count,), torch.int64) for _ in range(index.dim()))
-        else:
+        if not _is_mask(index):
             out.append(index)
+        elif (real := _contents(recorder, index)) is None:
+            _select_all(recorder)
+            out.extend(recorder.new((index.numel(),), torch.int64) for _ in range(index.dim()))
+        else:
+            found = real.nonzero().unbind(1)
+            out.extend(
+                recorder.values.keep(recorder.new(one.shape, one.dtype), one) for one in found
+            )
     return out
 
 
@@ -293,12 +305,9 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: kernels.rnn,
     aten._cudnn_rnn_backward.default: kernels.rnn_backward,
     aten._local_scalar_dense.default: _item,
-    aten.is_nonzero.default: lambda recorder, tensor: recorder.choices.choose(False, True),
     aten.equal.default: lambda recorder, a, b: recorder.choices.choose(True, False),
     aten._thnn_fused_gru_cell.default: kernels.gru_cell,
     aten._thnn_fused_gru_cell_backward.default: kernels.gru_cell_backward,
-    aten._thnn_fused_lstm_cell.default: kernels.lstm_cell,
-    aten._thnn_fused_lstm_cell_backward_impl.default: kernels.lstm_cell_backward,
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _index,
     aten.index_put_.default: _index_put,
@@ -309,23 +318,8 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten.unique_dim.default: _unique,
     aten.unique_consecutive.default: _unique,
     aten.repeat_interleave.Tensor: _repeat_interleave,
-    **kernels.answer_rms_norm(),
     **sparse.ANSWERS,
 }
-# Those of them that give other values or shapes where the contents of their operands are known.
-READS = frozenset(
-    (
-        aten._local_scalar_dense.default,
-        aten.is_nonzero.default,
-        aten.equal.default,
-        aten.nonzero.default,
-        aten.masked_select.default,
-        aten._unique2.default,
-        aten.unique_dim.default,
-        aten.unique_consecutive.default,
-        aten.repeat_interleave.Tensor,
-    )
-)
 for _name, _answer in (  # some have an overload more in newer versions
     ("_use_cudnn_ctc_loss", lambda *_, **__: False),
     ("_use_miopen_ctc_loss", lambda *_, **__: False),

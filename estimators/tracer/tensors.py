@@ -35,7 +35,7 @@ def install(recorder: Recorder) -> None:
     _storages(recorder)
     _moves()
     _one_graph(recorder)
-    _values()
+    torch.distributions.Distribution.set_default_validate_args(False)  # of unknown values
 
 
 class _OldType(type):
@@ -69,10 +69,11 @@ def _add_new(cls: Any, /, **_: Any) -> None:
 
 
 def _new(cls: Any, *given: Any, **kwargs: Any) -> Any:
-    """`Noise(tensor)`, likewise."""
-    if len(given) != 1 or not isinstance(given[0], torch.Tensor):
+    """`Noise(tensor)` and `Noise(2, 3)`, likewise."""
+    if len(given) == 1 and isinstance(given[0], torch.Tensor):
+        return _as_subclass(given[0].detach(), cls)
+    with _disable_current_modes():
         return torch._C.TensorBase.__new__(cls, *given, **kwargs)
-    return _as_subclass(given[0].detach(), cls)
 
 
 def _new_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
@@ -241,18 +242,6 @@ def _scripted(program: Any) -> Any:
         added = {"__module__": __name__, "save": lambda *_, **__: None, "code": "", "graph": ""}
         program.__class__ = type(kind.__name__, (kind,), added)
     return program
-
-
-def _values() -> None:
-    """Skips checks of values, of which there are none: no overflow, every step is taken."""
-    import torch.amp.grad_scaler as scaling
-    from torch.distributions import Distribution
-
-    def step(self: Any, optimizer: Any, found: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    scaling.GradScaler._maybe_opt_step = step
-    Distribution.set_default_validate_args(False)
 
 
 def _moves() -> None:

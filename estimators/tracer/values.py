@@ -1,31 +1,33 @@
-"""Contents of GPU tensors of integers and truth values, where they are known.
+"""Contents of small GPU tensors, where they are known.
 
-Lengths, labels, masks and flags that a script made from what it has on the CPU decide how often a
-loop turns and how much a mask selects. Operators on them are run on the CPU as well, as long as all
-their operands are known. What a model computes is not; random integers are drawn here, as one draw
-is as good as another.
+Lengths, labels, masks, scales and schedules that a script made from what it has on the CPU decide
+how often a loop turns and how much a mask selects. Operators on them are run on the CPU as well, as
+long as all their operands are known. What a model computes is not, nor is what requires gradients:
+both are large, or depend on what is. Random numbers are drawn here, as one draw is as good as
+another.
 """
 
-from typing import Any, Callable, Dict, List
+from functools import lru_cache
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")  # always said: the script may have set another default
-MOST = 1 << 16  # elements
 DISCRETE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+MOST, MOST_FLOATS = 1 << 18, 1 << 12  # elements
+LEFT_EMPTY = 1 << 16  # bytes: what nobody fills, or fills with random numbers, if on the CPU
 # Their results do not depend on the contents of tensors among their operands.
-_MAKERS = frozenset(
-    getattr(aten, f"{before}{name}{after}")
-    for name in ("full", "zeros", "ones")
-    for before, after in (("", ""), ("new_", ""), ("", "_like"))
-) | {aten.arange, aten.scalar_tensor}
-_DRAWS = frozenset((aten.randint, aten.randint_like, aten.randperm))
-# What nobody has written to yet is zero.
 _EMPTY = frozenset(
     (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
 )
+_MAKERS = _EMPTY | {
+    getattr(aten, f"{before}{name}{after}")
+    for name in ("full", "zeros", "ones", "rand", "randn", "randint")
+    for before, after in (("", ""), ("new_", ""), ("", "_like"))
+    if hasattr(aten, f"{before}{name}{after}")
+}
 # One operand that is this throughout settles the result.
 _SETTLED = {
     aten.bitwise_and: False,
@@ -34,10 +36,26 @@ _SETTLED = {
     aten.bitwise_or: True,
     aten.logical_or: True,
 }
+# A gradient scaler's search for infinite gradients: none is found.
+_SCALER = getattr(aten, "_amp_foreach_non_finite_check_and_unscale_", None)
+_CHANGED = frozenset(("running_mean", "running_var"))  # by all batch norms: not all schemas tell
+_NEEDS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 class _Unknown(Exception):
     """The contents of an operand are not known."""
+
+
+def is_small(tensor: Any) -> bool:
+    """Whether contents of its kind are kept."""
+    count = tensor.numel()
+    return bool(count <= MOST_FLOATS or (count <= MOST and tensor.dtype in DISCRETE))
+
+
+@lru_cache(maxsize=None)
+def needs_values(func: Any) -> bool:
+    """Whether an operator's result, or its shape, says what its operands contain."""
+    return any(tag in func.tags for tag in _NEEDS)
 
 
 class Values:
@@ -50,10 +68,10 @@ class Values:
     def of(self, tensor: Any) -> Any:
         """A real tensor with the contents of this one on the GPU; a view of it is one of this.
         None if they are not known."""
-        if tensor.dtype not in DISCRETE or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             return None
         kept = self._kept(tensor)
-        if kept is None or kept.value is None:
+        if kept is None or kept.value is None or tensor.requires_grad:
             return None
         bare = torch.empty(0, dtype=tensor.dtype, device=_CPU)
         return bare.set_(kept.value, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -70,33 +88,38 @@ class Values:
 
     def result(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         """An operator's result; None if it is not known. What it writes to is changed as well."""
-        if torch.Tag.nondeterministic_seeded in func.tags and func.overloadpacket not in _DRAWS:
-            return None
         try:
             return self._run(func, args, kwargs)
-        except (_Unknown, RuntimeError, IndexError):  # the CPU may have no such operator
+        except (_Unknown, RuntimeError, IndexError, TypeError, ValueError):  # perhaps the CPU's
             return None
 
     def follow(self, func: Any, args: Any, kwargs: Dict[str, Any], out: Any) -> None:
-        """Call this after an operator has run on the GPU."""
-        written = [
-            kwargs.get(arg.name) if arg.kwarg_only else args[at] if at < len(args) else None
-            for at, arg in enumerate(func._schema.arguments)
-            if arg.alias_info and arg.alias_info.is_write
-        ]
-        if written:
-            if self.result(func, args, kwargs) is None:
-                self.forget(written)
-        elif isinstance(out, FakeTensor) and out.dtype in DISCRETE and out.numel() <= MOST:
-            kept = self._kept(out)
-            if kept is not None and kept.value is None:  # it is no view of what is known
-                real = self.result(func, args, kwargs)
-                real = self._settle(func, args, out) if real is None else real
-                if real is not None:
-                    self.keep(out, real)
+        """Call this after an operator has run on the GPU. No view is new."""
+        outs = [one for one in _tensors(out) if self._may_be_kept(one)]
+        written = _writes(func)
+        if not outs and not written:
+            return
+        real = self.result(func, args, kwargs)
+        if real is None and func.overloadpacket is not _SCALER:
+            for name, at in written:
+                self.forget((*args[at : at + 1], kwargs.get(name)))
+        if real is None and outs and outs[0].dtype in DISCRETE:
+            real = self._settle(func, args, outs[0])
+        if outs and real is not None:
+            for one, contents in zip(_tensors(out), _tensors(real)):
+                if self._may_be_kept(one):
+                    self.keep(one, contents)
+
+    def _may_be_kept(self, tensor: Any) -> bool:
+        """Whether it is on the GPU, small, and no view of what is known."""
+        plain = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+        if not plain or tensor.dtype.is_complex or not is_small(tensor):
+            return False
+        kept = self._kept(tensor)
+        return kept is not None and kept.value is None
 
     def _run(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-        made = func.overloadpacket in _MAKERS | _EMPTY | _DRAWS
+        made = func.overloadpacket in _MAKERS
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _CPU}
         elif not made and not _tensors(args):
@@ -106,7 +129,7 @@ class Values:
 
     def _real(self, value: Any, made: bool) -> Any:
         if isinstance(value, FakeTensor):
-            if made:
+            if made and not value.requires_grad:
                 return torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device=_CPU
                 )
@@ -114,8 +137,12 @@ class Values:
             if real is None:
                 raise _Unknown
             return real
-        if isinstance(value, torch.Tensor) and (value.numel() > MOST or value.is_sparse):
-            raise _Unknown
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad or value.layout is not torch.strided or not is_small(value):
+                raise _Unknown
+            if value.is_floating_point() and value.untyped_storage().nbytes() >= LEFT_EMPTY:
+                raise _Unknown  # a part of what `substitutes` may have left empty
+            return value
         if isinstance(value, dict):
             return {name: self._real(part, made) for name, part in value.items()}
         if isinstance(value, (tuple, list)):
@@ -133,12 +160,25 @@ class Values:
     def forget(self, written: Any) -> None:
         """Call this for what something else wrote to."""
         for tensor in _tensors(written):
-            kept = self._kept(tensor) if isinstance(tensor, FakeTensor) else None
+            plain = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+            kept = self._kept(tensor) if plain else None
             if kept is not None:
                 kept.value = None
 
 
+@lru_cache(maxsize=None)
+def _writes(func: Any) -> List[Tuple[str, int]]:
+    """Names and places of the arguments that an operator writes to."""
+    return [
+        (arg.name, at)
+        for at, arg in enumerate(func._schema.arguments)
+        if (arg.alias_info and arg.alias_info.is_write) or arg.name in _CHANGED
+    ]
+
+
 def _tensors(value: Any) -> List[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
     if isinstance(value, (tuple, list)):
         return [tensor for part in value for tensor in _tensors(part)]
-    return [value] if isinstance(value, torch.Tensor) else []
+    return []

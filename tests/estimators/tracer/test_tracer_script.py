@@ -707,8 +707,8 @@ def test_the_scripts_own_crash(text: str, crash: str, job: Path) -> None:
     "text",
     [
         "assert model(torch.randn(8, 1024, device='cuda')).sum().item() > 1e9",
-        "torch.randn(8, device='cuda').cpu()\nraise ValueError('it depends')",
-        "x = torch.ones(8, device='cuda')\nx[x > 0].view(2, 2)",
+        "torch.randn(8000, device='cuda').cpu()\nraise ValueError('it depends')",
+        "x = torch.ones(8000, device='cuda')\nx[x > 0].view(2, 2)",
         "import urllib.request as r\nr.urlopen('http://127.0.0.1:9')",
     ],
 )
