@@ -160,6 +160,18 @@ def office(path: Path) -> None:
                 target.hardlink_to(path / "one.jpg")
 
 
+def many_images(path: Path) -> None:
+    """ImageFolders `train` and `val` of the same few pictures, enough for eight large batches."""
+    for part, count in (("train", 1280), ("val", 320)):
+        for i in range(count):
+            one, target = path / part / "n0/0.jpg", path / part / f"n{i % 10}" / f"{i}.jpg"
+            if not one.exists():
+                _picture(one)
+            target.parent.mkdir(exist_ok=True)
+            if not target.exists():
+                target.hardlink_to(one)
+
+
 def vit(path: Path) -> None:
     """R50+ViT-B_16 as Google's archive of arrays."""
     rng, arrays = _random(), {}
@@ -370,6 +382,6 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     one.__name__: one
     for one in (
         *(zipped, text_pairs, skeletons, speech, vocoder, meshes, office, vit, coco_json, vgg16),
-        *(polyps, unmatched, long_tail, tokyo, lines, glove, resnet18, penn),
+        *(many_images, polyps, unmatched, long_tail, tokyo, lines, glove, resnet18, penn),
     )
 }
