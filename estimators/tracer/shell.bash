@@ -10,6 +10,7 @@ __carma_redirection="([[:space:]]|^)([0-9]*|\{[A-Za-z_0-9]+\})(&?>>?\|?|<|<<<|<>
 __carma_heredoc=$'[0-9]*<<-? ?[\'"\\\\]?[A-Za-z_0-9]+[\'"]?([^\n]*)\n'
 __carma_prints='^(\[|[ef]?grep|awk|basename|cat|column|comm|cut|date|dirname|du|expr|file|find|getconf|getopt|head|hostname|id|jq|lmod|ls|modulecmd.*|nproc|paste|printenv|printf|readlink|realpath|rev|sed|seq|shuf|sort|stat|tac|test|tr|uname|uniq|wc|which|whoami)$'
 
+__carma_own=' command kill nvidia-smi tail trap xargs ' # functions, and those made below
 nvidia-smi() {
   for ((__carma_at = 0; __carma_at < __carma_gpus; __carma_at++)); do
     case "$* " in *=index\ *) echo $__carma_at ;; *=count\ *) echo "$__carma_gpus" ;; *--query*) echo $'\2' ;; *) echo "GPU $__carma_at" ;; esac
@@ -31,7 +32,6 @@ __carma_writes() {
   set +aeux
   local text=$1 writes='' name kind
   __carma_words=() __carma_last=''
-  shopt -s extdebug # not at the start, where bash would look for its debugger
   [[ $text =~ $__carma_heredoc ]] && text=${text%%"${BASH_REMATCH[0]}"*}${BASH_REMATCH[1]}
   while [[ $text =~ $__carma_redirection ]]; do
     [[ ${BASH_REMATCH[0]} == *'>'* && ${BASH_REMATCH[0]} != *'>&'[0-9] && ${BASH_REMATCH[0]} != *[\ \"\>]/dev/@(null|std|tty)* ]] && writes=1
@@ -48,9 +48,10 @@ __carma_writes() {
   kind=$(type -t -- "$name")
   [[ ($kind == keyword && $name != time) || $name == __carma_* ]] && return 1
   [[ $name == exec && $text =~ [^[:space:]][[:space:]]+[^[:space:]] ]] && { __carma_last=1; return 0; }
-  [[ $writes ]] && { [[ $kind != function ]]; return; }
+  [[ $writes ]] && { [[ $kind != function || $__carma_own == *" $name "* ]]; return; }
   [[ $kind == function || $kind == builtin ]] && return 1
   [[ ${name##*/} =~ $__carma_prints && $text != *\ -exec* ]] && return 1
+  __carma_own+="$name "
   eval "function $name { __carma_report ${name@Q} \"\$@\"; }"
   return 1
 }
@@ -59,7 +60,8 @@ __carma_report() {
   local -
   set +aeux
   local line=''
-  [[ ${1-} != exec ]] || shift
+  while [[ ${1-} =~ ^[A-Za-z_][A-Za-z_0-9]*= ]]; do local -x "$1"; shift; done
+  [[ ${1-} != @(exec|command) ]] || shift
   case ${1-} in
     *conda | *mamba) [[ ${2-} == shell.* ]] && { builtin command "$@"; return; } ;;
     bash | sh | */bash | */sh) __carma_bash "${@:2}"; return 0 ;;
@@ -76,4 +78,5 @@ __carma_report() {
 __carma_self=${BASH_SOURCE[0]}
 __carma_bash() { (unset POSIXLY_CORRECT; export BASH_ENV=$__carma_self; builtin command bash "$@"); }
 set -o functrace
-builtin trap '! { __carma_writes "$BASH_COMMAND" && { eval "__carma_words=($__carma_text)"; __carma_report "${__carma_words[@]}"; [[ ! $__carma_last ]] || exit 0; }; }' DEBUG
+# extdebug is not set at once, as bash would look for its debugger
+builtin trap '! { shopt -s extdebug; __carma_writes "$BASH_COMMAND" && { eval "__carma_words=($__carma_text)"; __carma_report "${__carma_words[@]}"; [[ ! $__carma_last ]] || exit 0; }; }' DEBUG

@@ -50,7 +50,6 @@ HARMLESS = frozenset(("sleep", "tee", "tail", "kill", "pkill", "killall", "clear
 FOR_POSIX = frozenset(("POSIXLY_CORRECT", "SHELLOPTS"))  # bash would read no BASH_ENV
 TRAINING = re.compile("train|tune|fit", re.IGNORECASE)  # in the name of one script among several
 UNKNOWN = "\2"  # the output of programs that are not run
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 # Ends with a number that grows with the time at which the script began it, even in the background.
 REPORT = """import json, os, sys
 _, shell, *words = sys.argv
@@ -80,11 +79,6 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     others: list[Command] = []  # console scripts: most of them only help
     runs, skipped = 0, ""
     for words, env, cwd in started:
-        while words and (match := ASSIGNMENT.fullmatch(words[0])):
-            env[match[1]] = match[2]
-            del words[0]
-        if words[:1] in (["exec"], ["command"]):
-            del words[0]
         if _trains(words):
             runs += 1
             found.setdefault(_script(words), Command(words, env, cwd, skipped))

@@ -96,6 +96,11 @@ def found(text: str, *args: str, gpus: int = 4, **env: str) -> list[str]:
         ("export $(printf 'A=1\\nB=2' | xargs); python t.py $A$B > a/dev/log", "python t.py 12"),
         ("export BASH_ENV=/dev/null POSIXLY_CORRECT=1; bash -c 'python t.py'", "python t.py"),
         ("builtin kill -9 $$; python t.py", "python t.py"),
+        ("python a.py; python train.py > log", "python train.py"),
+        (
+            "set -e; rm a; rm b > c; nvidia-smi > d; tail a > b; command python t.py > e",
+            "python t.py",
+        ),
         ("exec {fd}> lock; flock $fd; A=1 time python t.py", "time python t.py"),
         (
             "python t.py $(nvidia-smi --query-gpu=index --format=csv,noheader | tail -1)",
@@ -169,7 +174,7 @@ def test_a_script_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "run.sh").write_text('#!/bin/bash\ncd "$(dirname "$0")"/src\npython t.py $1\n')
     (tmp_path / "run.sh").chmod(0o755)
-    texts = ["./run.sh 9", "exec ./run.sh 9"]
+    texts = ["./run.sh 9", "exec ./run.sh 9", "N=1 ./run.sh 9 > log"]
     for argv in (
         ["bash", "-e", "run.sh", "9"],
         ["zsh", "run.sh", "9"],
