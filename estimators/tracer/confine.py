@@ -83,6 +83,12 @@ _REFUSED = {
         *(217, 218, 219, 425),
     ),
 }
+# Refused to `is_alone`: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
+# pidfd_send_signal, setpgid, setsid, sethostname, settimeofday, clock_settime.
+_OUTWARD = {
+    "x86_64": (62, 200, 234, 129, 297, 424, 109, 112, 170, 164, 227),
+    "aarch64": (129, 130, 131, 138, 240, 424, 154, 157, 161, 170, 112),
+}
 # What is refused but for certain arguments: ioctl; prlimit64, sched_setparam, sched_setscheduler,
 # sched_setattr, sched_setaffinity, migrate_pages, move_pages of a process's own; setpriority,
 # ioprio_set, which name a process, a group or a user by their first argument.
@@ -121,10 +127,11 @@ def limit(host_memory_mib: int, cpu_s: float) -> None:
     os.nice(NICE)
 
 
-def confine() -> bool:
+def confine(*, is_alone: bool = False) -> bool:
     """Drop what a trace does not need; call this before there are threads. False if only the
-    audit hook is available."""
-    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _landlock() and _seccomp():
+    audit hook is available. `is_alone`: it sends no signals either, whatever the kernel, and stays
+    in its process group, by which all of it is ended."""
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _landlock() and _seccomp(is_alone):
         return True
     sys.addaudithook(_refuse)
     return False
@@ -167,7 +174,7 @@ _ALLOW: _Code = [(_GIVE, 0, 0, 0x7FFF0000)]
 _REFUSE: _Code = [(_GIVE, 0, 0, 0x00050000 | 1)]  # 1: EPERM
 
 
-def _seccomp() -> bool:
+def _seccomp(is_alone: bool) -> bool:
     """Refuse system calls with EPERM, and all calls of a foreign ABI."""
     machine = os.uname().machine
     if machine not in _REFUSED:
@@ -181,7 +188,7 @@ def _seccomp() -> bool:
         (_AT_LEAST, 0, 1, 0x40000000),  # x32, which has numbers of its own
         *_REFUSE,
     ]
-    for number in _REFUSED[machine]:
+    for number in _REFUSED[machine] + (_OUTWARD[machine] if is_alone else ()):
         code += _when(number, _REFUSE)
     code += _when(_IOCTL, _if_one_of(1, _IOCTLS) + _ALLOW)
     for number in _OF_PROCESS:

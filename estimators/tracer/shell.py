@@ -19,14 +19,20 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from estimators.tracer.command import PREFIXES, PYTHON
+
+if TYPE_CHECKING:
+    import subprocess
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh"))
 PATIENCE_S = 10  # what waits for something that its programs would do is stopped
 MEMORY_MIB = 2048
 MOST_BYTES = 1 << 24
+MOST_LETTERS = 1000  # of its error messages, from the end
+HIGH = 500  # scripts use low descriptors
 LINE_BYTES = 256  # that the kernel reads of a first line
 TRAINERS = re.compile(r"python\d*(\.\d+)?t?|torchrun|accelerate|ipython|papermill|deepspeed")
 # Tools that run a command in an environment, and how those are asked for it that keep it elsewhere
@@ -41,11 +47,14 @@ NO_TRAINING = frozenset(("--version", "-V", "config", "-"))
 HELPERS = frozenset(("pip", "venv", "ensurepip", "http.server", "site", "compileall"))
 # Programs that change nothing the Python command could notice, or run beside it or after it.
 HARMLESS = frozenset(("sleep", "tee", "tail", "kill", "pkill", "killall", "clear", "free", "df"))
+FOR_POSIX = frozenset(("POSIXLY_CORRECT", "SHELLOPTS"))  # bash would read no BASH_ENV
 TRAINING = re.compile("train|tune|fit", re.IGNORECASE)  # in the name of one script among several
 UNKNOWN = "\2"  # the output of programs that are not run
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# Ends with a number that grows with the time at which the script began it, even in the background.
 REPORT = """import json, os, sys
-os.write({}, json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode() + b"\\n")"""
+_, shell, *words = sys.argv
+began = os.getpid() if os.getppid() == int(shell) else os.getppid()
+os.write({}, json.dumps([words, dict(os.environ), os.getcwd(), began]).encode() + b"\\n")"""
 
 
 class Unclear(Exception):
@@ -70,11 +79,6 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     others: list[Command] = []  # console scripts: most of them only help
     runs, skipped = 0, ""
     for words, env, cwd in started:
-        while words and (match := ASSIGNMENT.fullmatch(words[0])):
-            env[match[1]] = match[2]
-            del words[0]
-        if words[:1] in (["exec"], ["command"]):
-            del words[0]
         if _trains(words):
             runs += 1
             found.setdefault(_script(words), Command(words, env, cwd, skipped))
@@ -124,10 +128,12 @@ def _started(
 ) -> tuple[list[Started], str]:
     """The programs that would be started, in this order, and the last error message. Raises
     Unclear."""
+    import fcntl
     import subprocess
 
     reports = os.memfd_create("reports")
-    into = os.open(f"/proc/self/fd/{reports}", os.O_WRONLY | os.O_APPEND)
+    fcntl.fcntl(reports, fcntl.F_SETFL, os.O_APPEND)
+    into = fcntl.fcntl(reports, fcntl.F_DUPFD, HIGH)
     indices = env.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     given = {
         "CUDA_VISIBLE_DEVICES": indices,  # CARMA sets these two for the job alone
@@ -137,11 +143,10 @@ def _started(
         "__carma_code": REPORT.format(into),
         "__carma_gpus": str(gpus),
     }
-    complaint = ""
     try:
         process = subprocess.Popen(
             argv,
-            env={**env, **given},
+            env={n: it for n, it in {**env, **given}.items() if n not in FOR_POSIX},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -153,23 +158,42 @@ def _started(
     except subprocess.SubprocessError:
         raise Unclear("it is run without its programs, which needs Landlock (Linux 5.13)") from None
     try:
-        said = process.communicate(timeout=PATIENCE_S)[1].decode(errors="replace")
-        complaint = (said.strip().splitlines() or [""])[-1]
+        complaint = _complaint(process)
     except subprocess.TimeoutExpired:
         complaint = f"it took longer than {PATIENCE_S} s, without its programs"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
+        process.wait()
     lines = os.pread(reports, MOST_BYTES, 0).splitlines(keepends=True)
     os.close(reports)
     os.close(into)
     started = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    for _, variables, _ in started:
+    started.sort(key=itemgetter(3))
+    for _, variables, *_ in started:
         for name, value in given.items():
             if variables.get(name, "") in (value, ""):
                 variables.pop(name, None)
                 variables.update({name: env[name]} if name in env else {})
-    return [(words, variables, folder) for words, variables, folder in started], complaint
+    return [(words, variables, folder) for words, variables, folder, _ in started], complaint
+
+
+def _complaint(process: subprocess.Popen[bytes]) -> str:
+    """The last error message, when all have ended. Raises TimeoutExpired."""
+    import select
+    import time
+
+    assert process.stderr
+    said, deadline = b"", time.monotonic() + PATIENCE_S
+    with process.stderr as pipe:
+        while (left := deadline - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
+            if not (more := os.read(pipe.fileno(), 1 << 16)):
+                break
+            said = (said + more)[-MOST_LETTERS:]
+        process.wait(max(0, left))
+    lines = said.decode(errors="replace").replace(UNKNOWN, "…").splitlines()
+    told = [line for line in lines if line.strip() and not line.startswith("+")]  # of `set -x`
+    return "".join(filter(str.isprintable, told[-1] if told else ""))
 
 
 def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
@@ -186,10 +210,13 @@ def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
 
 
 def _confine() -> None:
+    import resource
+
     from estimators.tracer.confine import confine, limit
 
     limit(MEMORY_MIB, PATIENCE_S)
-    if not confine():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+    if not confine(is_alone=True):
         raise OSError
 
 

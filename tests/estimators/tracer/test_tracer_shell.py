@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,26 @@ def found(text: str, *args: str, gpus: int = 4, **env: str) -> list[str]:
             "python train.py 1",
         ),
         ("x=$(python -c 'print(1)' | tail -1); tail -f log & python t.py", "python t.py"),
+        ("python t.py 1 & python t.py 2 & python t.py 3 & wait", "python t.py 1"),
+        (
+            "exec 3>&1 4>&2; exec 5< /etc/passwd; read -u 5 x; exec python t.py ${x%%:*}",
+            "python t.py root",
+        ),
+        ("command cd /; ~/bin/python t.py $(command -p basename a/b)", "/home/u/bin/python t.py b"),
+        ("trap 'python no.py' EXIT ERR; trap - DEBUG; ! [ a ]; python t.py", "python t.py"),
+        ("export $(printf 'A=1\\nB=2' | xargs); python t.py $A$B > a/dev/log", "python t.py 12"),
+        ("export BASH_ENV=/dev/null POSIXLY_CORRECT=1; bash -c 'python t.py'", "python t.py"),
+        ("builtin kill -9 $$; python t.py", "python t.py"),
+        ("python a.py; python train.py > log", "python train.py"),
+        (
+            "set -e; rm a; rm b > c; nvidia-smi > d; tail a > b; command python t.py > e",
+            "python t.py",
+        ),
+        ("exec {fd}> lock; flock $fd; A=1 time python t.py", "time python t.py"),
+        (
+            "python t.py $(nvidia-smi --query-gpu=index --format=csv,noheader | tail -1)",
+            "python t.py 3",
+        ),
         (
             "srun -n 1 timeout 3h nice -n 5 python t.py",
             "srun -n 1 timeout 3h nice -n 5 python t.py",
@@ -114,6 +135,14 @@ def test_what_is_set_goes_to_the_program(tmp_path: Path) -> None:
     assert "C" not in env, "it was not exported"
     assert not [name for name in env if "carma" in name.lower()] and "BASH_ENV" not in env
     assert "CUDA_VISIBLE_DEVICES" not in env, "the script did not set it"
+    env = command(["bash", "-c", "set -a; A=1; python t.py"], {}, "/", 1).env
+    assert set(env) - {"LC_CTYPE"} == {"A", "PWD", "SHLVL", "_"}, "nothing of the reporter's"
+
+
+def test_posix_mode_is_left() -> None:
+    """In it, bash would read no BASH_ENV."""
+    assert found("python t.py", POSIXLY_CORRECT="1") == ["python", "t.py"]
+    assert found("python t.py", SHELLOPTS="posix") == ["python", "t.py"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +153,10 @@ def test_what_is_set_goes_to_the_program(tmp_path: Path) -> None:
         ("python t.py --seed $(curl x)", "is not known before it runs"),
         ("set -e; cd /none; python t.py", "perhaps because .*/none"),
         ("if", "perhaps because .*syntax error"),
+        ("python t.py $(nvidia-smi --query-gpu=memory.free --format=csv)", "is not known before"),
+        ("find /etc/passwd -exec python t.py {} \\;", "perhaps because `find`"),
+        ("set -x; KEY=secret", "runs no Python command$"),
+        ("echo $(curl x)! >&2", "perhaps because \u2026!"),
     ],
 )
 def test_what_is_not_clear_is_refused(text: str, why: str) -> None:
@@ -141,9 +174,18 @@ def test_a_script_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "run.sh").write_text('#!/bin/bash\ncd "$(dirname "$0")"/src\npython t.py $1\n')
     (tmp_path / "run.sh").chmod(0o755)
-    for argv in (["bash", "-e", "run.sh", "9"], ["sh", "-c", "./run.sh 9"], ["zsh", "run.sh", "9"]):
+    texts = ["./run.sh 9", "exec ./run.sh 9", "N=1 ./run.sh 9 > log"]
+    for argv in (
+        ["bash", "-e", "run.sh", "9"],
+        ["zsh", "run.sh", "9"],
+        *(["sh", "-c", it] for it in texts),
+    ):
         told = command(argv, ENV, str(tmp_path), 1)
         assert told[:1] + told[2:] == (["python", "t.py", "9"], f"{tmp_path}/src", "", "")
+    (tmp_path / "shims").mkdir()
+    (tmp_path / "shims" / "python").write_text('#!/usr/bin/env bash\nexec pyenv exec "$0" "$@"\n')
+    argv = ["sh", "-c", "$PWD/shims/python t.py"]
+    assert command(argv, ENV, str(tmp_path), 1).words == [f"{tmp_path}/shims/python", "t.py"]
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Unclear, match="no file"):
         command(["bash", "pipe"], ENV, str(tmp_path), 1)
@@ -249,6 +291,23 @@ def test_what_does_not_end_is_ended(text: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Unclear, match="longer than 1 s"):
         found(text)
     assert time.monotonic() - began < 20
+
+
+def test_what_it_says_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "PATIENCE_S", 1)
+    tracemalloc.start()
+    with pytest.raises(Unclear, match="longer than 1 s"):
+        found("cat /dev/zero >&2")
+    assert tracemalloc.get_traced_memory()[1] < 2 * shell.MOST_BYTES
+    tracemalloc.stop()
+
+
+def test_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process group of its own would not be ended."""
+    monkeypatch.setattr(shell, "PATIENCE_S", 1)
+    found("set -m; builtin command sleep 601.5 & builtin command sleep 602.5 & python t.py")
+    left = subprocess.run(["pgrep", "-f", "sleep 60[12].5"], check=False, capture_output=True)
+    assert left.stdout == b""
 
 
 PIECES = st.sampled_from(
