@@ -41,6 +41,8 @@ PREFIXES = {
     "timeout": (1, "ks"),
     "taskset": (1, ""),
     "numactl": (0, "CmNi"),
+    "flock": (1, "wE"),
+    "xvfb-run": (0, "nsefp"),
     "srun": (0, "nNpGctJ"),
 }
 

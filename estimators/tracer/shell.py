@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import subprocess
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh"))
-PATIENCE_S = 10  # what waits for something that its programs would do is stopped
+PATIENCE_S, PROCESSOR_S = 30, 10  # what waits for something that its programs would do is stopped
 MEMORY_MIB = 2048
 MOST_BYTES = 1 << 24
 MOST_LETTERS = 1000  # of its error messages, from the end
@@ -203,7 +203,7 @@ def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.DEVNULL, timeout=3 * PATIENCE_S, preexec_fn=_confine,
+            stderr=subprocess.DEVNULL, timeout=PATIENCE_S, preexec_fn=_confine,
         )  # fmt: skip
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
@@ -214,7 +214,7 @@ def _confine() -> None:
 
     from estimators.tracer.confine import confine, limit
 
-    limit(MEMORY_MIB, PATIENCE_S)
+    limit(MEMORY_MIB, PROCESSOR_S)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
     if not confine(is_alone=True):
         raise OSError
