@@ -236,11 +236,12 @@ def spec_of(argv: tuple[str, ...], cwd: str, gpus: int = 1) -> JobSpec:
 
 
 def processor_s() -> float:
-    """Of a processor, by our descendants and those that they have waited for, once the attendants
-    of trials have ended. Whatever waits for them stays, so the sum only grows."""
+    """Of a processor, by our descendants and those that they or we have waited for, once the
+    attendants of trials have ended. Whatever waits for them stays, so the sum only grows."""
     until(lambda: not any("(carma:trial)" in stat for stat in _stats()), "the trials to end")
     ticks = sum(sum(map(int, stat.rpartition(")")[2].split()[11:15])) for stat in _stats())
-    return ticks / os.sysconf("SC_CLK_TCK")
+    waited_for = os.times()
+    return ticks / os.sysconf("SC_CLK_TCK") + waited_for.children_user + waited_for.children_system
 
 
 def _stats() -> list[str]:
