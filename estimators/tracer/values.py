@@ -18,10 +18,12 @@ _CPU = torch.device("cpu")  # always said: the script may have set another defau
 DISCRETE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 MOST, MOST_FLOATS = 1 << 18, 1 << 12  # elements
 LEFT_EMPTY = 1 << 16  # bytes: what nobody fills, or fills with random numbers, if on the CPU
-# What is written does not depend on what was there.
+# What they write does not depend on what was there.
 _OVERWRITES = frozenset(
-    getattr(aten, f"{name}_")
-    for name in "fill zero copy normal uniform random exponential log_normal cauchy geometric".split()
+    (
+        *(aten.fill_, aten.zero_, aten.copy_, aten.normal_, aten.uniform_, aten.random_),
+        *(aten.exponential_, aten.log_normal_, aten.cauchy_, aten.geometric_),
+    )
 )
 # Their results do not depend on the contents of tensors among their operands.
 _EMPTY = frozenset(
@@ -86,8 +88,9 @@ class Values:
     def keep(self, tensor: Any, real: Any) -> Any:
         """Record the contents of a new tensor on the GPU."""
         kept = self._kept(tensor)
-        whole = kept is not None and kept.nbytes == tensor.numel() * tensor.element_size()
-        if whole and real.shape == tensor.shape:  # not all of the CPU's kernels have the same
+        is_whole = kept is not None and kept.nbytes == tensor.numel() * tensor.element_size()
+        # Some of the CPU's kernels have outputs of another shape.
+        if is_whole and is_small(tensor) and real.shape == tensor.shape:
             like = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU
             )
