@@ -1,7 +1,7 @@
 """Makes `torch.cuda` look as on the server.
 
 The GPU has the name, size and compute capability of the server's. Streams and events do nothing,
-as the trace has only one stream. Random states are ignored.
+as the trace has only one stream. Random states are the CPU's.
 
 It runs out of memory where the script waits for that, because it looks for the largest batch that
 fits. Any other script is traced as if the GPU were larger, and its report says how much it needs.
@@ -57,7 +57,7 @@ _OTHER = "Tesla T4"  # what it may be instead, if it is not known
 _NOTHING = (
     *("init", "_lazy_init", "_lazy_call", "synchronize", "ipc_collect", "set_stream"),
     *("set_sync_debug_mode", "set_per_process_memory_fraction", "reset_accumulated_memory_stats"),
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+    *("seed", "seed_all"),
 )
 
 
@@ -163,14 +163,17 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "is_current_stream_capturing": False,
         "utilization": 0,
         "memory_summary": "",
-        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-        "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)] * gpus,
         "initial_seed": 0,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
         **dict.fromkeys(_NOTHING),
     }
     functions: dict[str, Any] = {
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), torch.default_generator.manual_seed),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(gpus)],
+        "set_rng_state": lambda state, device=None: _set_rng_state(state),
+        "set_rng_state_all": lambda states: _set_rng_state(states[0]),
         "is_available": lambda: visible(gpus) > 0,
         "device_count": lambda: visible(gpus),
         "memory_allocated": used,
@@ -246,6 +249,13 @@ def _replace(functions: dict[str, Any]) -> None:
         torch.version.cuda = "12.6"
         torch.backends.cudnn.version = _always(91_000)
         torch.backends.cudnn.is_available = _always(True)
+
+
+def _set_rng_state(state: Any) -> None:
+    """Numbers for the GPU are drawn on the CPU, whose states are larger than those that a script
+    may have saved on a GPU."""
+    if state.is_cpu and state.shape == torch.get_rng_state().shape:
+        torch.set_rng_state(state)
 
 
 def _always(value: Any) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ version of the library is left out, with a note.
 
 from __future__ import annotations
 
+import copy
 import importlib.abc
 import importlib.metadata
 import sys
@@ -41,8 +42,9 @@ class Tracer:
 
     def replace(self, owner: Any, **attributes: Any) -> None:
         """Set attributes that a module or class has. Raises AttributeError if it has none such."""
-        for name, value in attributes.items():
+        for name in attributes:
             getattr(owner, name)
+        for name, value in attributes.items():
             setattr(owner, name, value)
 
 
@@ -65,9 +67,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
         spec = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
-        if spec is None or spec.loader is None:
+        if spec is None or not hasattr(spec.loader, "exec_module"):
             return spec
-        loader: Any = spec.loader
+        loader: Any = copy.copy(spec.loader)  # others may have the same, such as a zip file's
+        spec.loader = loader
         run = loader.exec_module
         if name in self._stand_ins:
             loader.create_module, run = (lambda spec: None), (lambda module: None)

@@ -40,10 +40,11 @@ from .operators import (
     map_tensors,
     recipe_of,
 )
-from .values import Values, needs_values
+from .values import Values, is_small, needs_values
 
 GPU = torch.device("cuda:0")
 _DEVICE_OF = torch.ops.prim.device.default
+_VIEW_AS_TYPE = torch.ops.aten.view.dtype
 _PLAIN = torch.Tensor.__torch_dispatch__
 MOST_ZEROS = 1 << 24  # elements
 
@@ -307,6 +308,11 @@ class Recorder(TorchDispatchMode):
         if storage._cdata in self._storages:
             self._watch_storage(storage)
 
+    def note_write(self, storage: Any) -> None:
+        """Call this when a storage was written to other than by an operator."""
+        if storage._cdata in self._storages:
+            self._storages[storage._cdata].value = None
+
     def _watch(self, tensor: Any) -> None:
         self._watch_storage(tensor.untyped_storage(), tensor.dtype)
 
@@ -404,6 +410,8 @@ class Recorder(TorchDispatchMode):
         out = self._answer(func, args, kwargs, key)
         if KINDS.get(func) != "view":
             self.values.follow(func, args, kwargs, out)
+        elif func is _VIEW_AS_TYPE and not is_small(out):
+            self.values.forget(out)  # as what is written to it is not seen
         return out
 
     def _place_result(self, real: Any, place: Any) -> Any:

@@ -151,6 +151,8 @@ def _storages(recorder: Recorder) -> None:
         return storage
 
     torch.UntypedStorage.resize_ = resize_
+    for name in ("copy_", "fill_"):
+        setattr(torch.UntypedStorage, name, _writing(getattr(torch.UntypedStorage, name), recorder))
     share = torch.UntypedStorage.share_memory_
 
     def share_memory_(storage: Any) -> Any:
@@ -158,6 +160,15 @@ def _storages(recorder: Recorder) -> None:
         return storage if storage.device.type == "meta" else share(storage)
 
     torch.UntypedStorage.share_memory_ = share_memory_
+
+
+def _writing(write: Any, recorder: Recorder) -> Any:
+    def write_unknown(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        write(storage, *args, **kwargs)
+        recorder.note_write(storage)
+        return storage
+
+    return write_unknown
 
 
 def _pack(padded: Any, lengths: Any, batch_first: bool) -> Any:
@@ -186,7 +197,11 @@ def _one_graph(recorder: Recorder) -> None:
             return compile_
         return OptimizedModule(program) if isinstance(program, Module) else program
 
-    def script(program: Any, *_: Any, **__: Any) -> Any:
+    make = torch.jit.script
+
+    def script(program: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            return make(program, *args, **kwargs)  # such as rules for forward derivatives
         skip()
         return _scripted(program)
 

@@ -18,6 +18,13 @@ _CPU = torch.device("cpu")  # always said: the script may have set another defau
 DISCRETE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 MOST, MOST_FLOATS = 1 << 18, 1 << 12  # elements
 LEFT_EMPTY = 1 << 16  # bytes: what nobody fills, or fills with random numbers, if on the CPU
+# What they write does not depend on what was there.
+_OVERWRITES = frozenset(
+    (
+        *(aten.fill_, aten.zero_, aten.copy_, aten.normal_, aten.uniform_, aten.random_),
+        *(aten.exponential_, aten.log_normal_, aten.cauchy_, aten.geometric_),
+    )
+)
 # Their results do not depend on the contents of tensors among their operands.
 _EMPTY = frozenset(
     (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided)
@@ -73,13 +80,17 @@ class Values:
         kept = self._kept(tensor)
         if kept is None or kept.value is None or tensor.requires_grad:
             return None
+        if tensor.is_conj() or tensor.is_neg():  # of what is there
+            return None
         bare = torch.empty(0, dtype=tensor.dtype, device=_CPU)
         return bare.set_(kept.value, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def keep(self, tensor: Any, real: Any) -> Any:
         """Record the contents of a new tensor on the GPU."""
         kept = self._kept(tensor)
-        if kept is not None and kept.nbytes == tensor.numel() * tensor.element_size():
+        is_whole = kept is not None and kept.nbytes == tensor.numel() * tensor.element_size()
+        # Some of the CPU's kernels have outputs of another shape.
+        if is_whole and is_small(tensor) and real.shape == tensor.shape:
             like = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU
             )
@@ -100,12 +111,12 @@ class Values:
         if not outs and not written:
             return
         real = self.result(func, args, kwargs)
-        if real is None and func.overloadpacket is not _SCALER:
-            for name, at in written:
+        if real is None:
+            for name, at in written[:1] if func.overloadpacket is _SCALER else written:
                 self.forget((*args[at : at + 1], kwargs.get(name)))
         if real is None and outs and outs[0].dtype in DISCRETE:
             real = self._settle(func, args, outs[0])
-        if outs and real is not None:
+        if real is not None:
             for one, contents in zip(_tensors(out), _tensors(real)):
                 if self._may_be_kept(one):
                     self.keep(one, contents)
@@ -119,13 +130,33 @@ class Values:
         return kept is not None and kept.value is None
 
     def _run(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+        if func.namespace != "aten":  # it may be a script's own, and know that it is on the CPU
+            raise _Unknown
         made = func.overloadpacket in _MAKERS
+        if func.overloadpacket in _OVERWRITES:
+            args = (self._target(args[0]), *args[1:])
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _CPU}
         elif not made and not _tensors(args):
             raise _Unknown
         result = func(*self._real(args, made), **self._real(kwargs, made))
-        return result.zero_() if func.overloadpacket in _EMPTY else result
+        if func.overloadpacket not in _EMPTY:
+            return () if result is None else result
+        if result.dtype not in DISCRETE:
+            raise _Unknown  # it is often filled by what is not run here
+        return result.zero_()
+
+    def _target(self, tensor: Any) -> Any:
+        """For what is to be overwritten."""
+        if not isinstance(tensor, FakeTensor) or not is_small(tensor):
+            raise _Unknown
+        real = self.of(tensor)
+        if real is None:
+            self.forget(tensor)
+            real = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU
+            )
+        return real
 
     def _real(self, value: Any, made: bool) -> Any:
         if isinstance(value, FakeTensor):
@@ -133,7 +164,7 @@ class Values:
                 return torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device=_CPU
                 )
-            real = self.of(value)
+            real = self.of(value) if is_small(value) else None
             if real is None:
                 raise _Unknown
             return real
@@ -151,6 +182,8 @@ class Values:
 
     def _settle(self, func: Any, args: Any, out: Any) -> Any:
         by = _SETTLED.get(func.overloadpacket)
+        if by and out.dtype is not torch.bool:
+            return None
         for arg in args[:2] if by is not None else ():
             real = self.of(arg) if isinstance(arg, FakeTensor) else None
             if real is not None and bool((real.all() if by else ~real.any()).item()):
@@ -172,7 +205,9 @@ def _writes(func: Any) -> List[Tuple[str, int]]:
     return [
         (arg.name, at)
         for at, arg in enumerate(func._schema.arguments)
-        if (arg.alias_info and arg.alias_info.is_write) or arg.name in _CHANGED
+        if (arg.alias_info and arg.alias_info.is_write)
+        or arg.name in _CHANGED
+        or func.namespace == "c10d"  # whose schemas do not tell
     ]
 
 

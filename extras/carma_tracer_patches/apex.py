@@ -12,12 +12,17 @@ MADE_FOR = "0.1"
 
 
 def work_in_place(module: Any, tracer: Any) -> None:
-    """Two tensors, for those that ask for norms."""
+    """Two tensors, for those that ask for norms. Contents are unknown afterwards."""
+
+    def work(*args: Any) -> Any:
+        norms = (torch.zeros(1, device="cuda"),) * 2
+        tracer.recorder.values.forget((args[2:], norms))  # not the flag for overflow
+        return norms
 
     def find(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *_: (torch.zeros(1, device="cuda"),) * 2
+        return work
 
     module.__getattr__ = find
 

@@ -13,17 +13,25 @@ OPTIMIZERS = ("fused_adam", "fused_lamb", "fused_lion", "cpu_adam", "cpu_lion", 
 
 
 class Kernels:
-    """They work in place, and allocate nothing."""
+    """They work in place, and allocate nothing. Contents are unknown afterwards."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: torch.zeros(())  # LAMB's coefficient
+        def work(*args: Any, **kwargs: Any) -> Any:
+            self.recorder.values.forget((*args, *kwargs.values()))
+            return torch.zeros(())  # LAMB's coefficient
+
+        return work
 
 
 def spare_compiler(module: Any, tracer: Any) -> None:
     load = module.OpBuilder.load
 
     def load_or_spare(builder: Any, *args: Any, **kwargs: Any) -> Any:
-        return Kernels() if builder.name in OPTIMIZERS else load(builder, *args, **kwargs)
+        spared = builder.name in OPTIMIZERS
+        return Kernels(tracer.recorder) if spared else load(builder, *args, **kwargs)
 
     tracer.replace(module.OpBuilder, load=load_or_spare)
 

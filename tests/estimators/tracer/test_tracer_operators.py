@@ -63,6 +63,13 @@ KNOWN = {
         lr = torch.tensor(0.1, device=cuda)
         lr.mul_(0.5).clamp_(max=1)
         assert f"{lr.item():.3f}" == "0.050"
+        seen.copy_(net(x)[0, :1].detach()).zero_()
+        steps = [seen, torch.zeros(2, device=cuda)]
+        torch._foreach_add_(steps, 1)
+        assert seen.item() == 1
+        left = nn.Parameter(torch.ones(2, device=cuda))
+        nn.init.constant_(left, 2)
+        assert left.detach().sum() == 4
     """,
     "random numbers": """
         drop = torch.rand(64, device=cuda) < 0.1
@@ -72,6 +79,13 @@ KNOWN = {
         assert torch.multinomial(weights, 4, replacement=True).tolist() == [1, 1, 1, 1]
         assert torch.bernoulli(torch.ones(4, device=cuda)).sum() == 4
         assert torch.empty(9, device=cuda).uniform_(2, 3).min() >= 2
+        torch.cuda.manual_seed(0)
+        state, one = torch.cuda.get_rng_state(), torch.rand(3, device=cuda)
+        torch.cuda.manual_seed_all(0)
+        assert torch.equal(one, torch.rand(3, device=cuda))
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(one, torch.rand(3, device=cuda))
+        torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8))  # saved on a GPU
     """,
     "statistics": """
         v = torch.arange(100.0, device=cuda)
@@ -130,6 +144,7 @@ KNOWN = {
         y = x.requires_grad_()
         first, = torch.autograd.grad(net(y).square().sum(), y, create_graph=True)
         (first.norm(2, 1) - 1).square().mean().backward()
+        assert torch.func.jvp(torch.square, (x.detach(),), (x.detach(),))[1].shape == x.shape
     """,
     "checkpoints": """
         from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -220,6 +235,12 @@ KNOWN = {
         twice.register_autograd(lambda ctx, gradient: sum(gradient.chunk(2)))
         assert twice(net(x)).shape == (128, 256)
         twice(net(x)).sum().backward()
+        @torch.library.custom_op("carma_try::kernel", mutates_args=())
+        def kernel(x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda
+            return x + 1
+        kernel.register_fake(torch.empty_like)
+        kernel(torch.ones(3, device=cuda))
     """,
     "a subclass with its own functions": """
         class Named(torch.Tensor):
@@ -264,6 +285,50 @@ UNKNOWN = {
         mean = torch.zeros(256, device=cuda)
         torch._foreach_lerp_([mean], [net(x)[0].detach()], 0.1)
         assert mean.sum().item() == 1.0
+    """,
+    "a part of what nobody has filled": """
+        counts = torch.empty(8, device=cuda)
+        counts[1:] = 2
+        assert counts.sum().item() == 1.0
+    """,
+    "what it overwrites of a weight": """
+        scale = nn.Parameter(torch.ones(4, device=cuda))
+        with torch.no_grad():
+            scale[1:].fill_(3)
+        assert scale.detach().sum().item() == 1.0
+    """,
+    "bits of an unknown number": """
+        labels = net(x).argmax(1)
+        assert (labels | torch.ones_like(labels)).sum().item() == 1
+    """,
+    "another type's view": """
+        bits = torch.zeros(100_000, dtype=torch.int32, device=cuda)
+        bits.view(torch.float32).copy_(torch.randn(100_000, device=cuda))
+        assert bits.sum().item() == 1
+    """,
+    "a conjugate": """
+        pair = torch.view_as_complex(torch.tensor([[1.0, 2.0]]).cuda())
+        assert pair.imag.item() == 2 and pair.conj().imag.item() == 1.0
+    """,
+    "a storage that is filled": """
+        flags = torch.zeros(4, device=cuda)
+        flags.untyped_storage().fill_(1)
+        assert flags.sum().item() == 1.0
+    """,
+    "scaled gradients": """
+        scaler = torch.amp.GradScaler("cuda")
+        one, bias = nn.Parameter(torch.ones(4, device=cuda)), nn.Parameter(x[0].clone())
+        optimizer = torch.optim.SGD([one, bias])
+        scaler.scale(one.sum() + (net(x) * bias).mean()).backward()
+        scaler.unscale_(optimizer)
+        assert one.grad.sum().item() == 1.0
+    """,
+    "an operator of its own that allocates": """
+        @torch.library.custom_op("carma_try::fill", mutates_args=())
+        def fill(x: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(x)
+        fill.register_fake(torch.empty_like)
+        assert fill(torch.zeros(3, device=cuda)).sum().item() == 1.0
     """,
     "a loop that ends": """
         for turn in range(3):

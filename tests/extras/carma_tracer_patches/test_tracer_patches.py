@@ -3,9 +3,14 @@ the patch changes of it stands for it."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import textwrap
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -120,6 +125,30 @@ def test_one_that_does_not_fit_is_left_out_and_said(
     [said] = [note for note in notes if "deepfast" in note]
     assert said.startswith("the patch for deepfast 0.17 does not fit 0.19: left out (")
     assert why in said
+
+
+def test_each_module_of_a_zip_file_is_patched_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a loader. What a patch replaces, it replaces at once or not."""
+    pytest.importorskip("torch")
+    from estimators.tracer import patching
+
+    notes: list[str] = []
+    patch, library = tmp_path / "patch.py", tmp_path / "library.zip"
+    patch.write_text(
+        "PATCHES = {'carma_zip.a': lambda module, tracer: tracer.replace(module, n=module.n + 1),"
+        " 'carma_zip.b': lambda module, tracer: tracer.replace(module, n=5, missing=0)}"
+    )
+    with ZipFile(library, "w") as packed:
+        for name in ("__init__", "a", "b", "c"):
+            packed.writestr(f"carma_zip/{name}.py", "n = 1")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.syspath_prepend(library)
+    recorder: Any = SimpleNamespace(note=notes.append)
+    patching.install([("carma_zip", str(patch))], recorder)
+    modules = [importlib.import_module(f"carma_zip.{name}") for name in "bac"]
+    assert [module.n for module in modules] == [1, 2, 1] and len(notes) == 1
 
 
 def test_kernels_in_triton_are_left_out(job: Path) -> None:
