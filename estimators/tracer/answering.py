@@ -3,7 +3,7 @@ the clock by which it is due.
 
 Answering ends the process at once: none of the script's `except` or `finally` blocks, threads or
 exit handlers can interfere. The processes of an attempt answer with a `Message` each, which
-`attempts` collects; a process that is not traced exits without an answer.
+`attempts` collects.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Stop:
     progress: int = 0  # operators until then
     reported: bool = False  # it ended by itself, and there is a report
     late: bool = False  # after two steps: there is a report on these
+    status: int = 1  # with which it leaves
     assumed: str = ""  # what may have caused it
 
     @property
@@ -180,23 +181,12 @@ class Answer:
         self.begin_process(own_s)
         self.is_first = True
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this process answers for itself."""
-        return os.getpid() == self._pid
-
     def begin_process(self, own_s: float) -> None:
         """Call this in a process of an attempt, once it was forked. `own_s`: the clock's before."""
         self.is_first = False
         self.clock.set(own_s)
         self._begin()
         self.before_the_deadline()
-
-    def stay_silent(self) -> None:
-        """Call this in a process that is not traced."""
-        if self._fd != -1:
-            os.close(self._fd)
-        self._fd = -1
 
     def leave_to_attempts(self) -> None:
         """From now on they keep to the deadline."""
@@ -211,7 +201,7 @@ class Answer:
             _write(self._fd, text)
         else:
             self._tell(answer=text.decode(), stop=stop)
-        self.leave(1 if stop and not (stop.reported or stop.late) else 0)
+        self.leave(stop.status if stop and not (stop.reported or stop.late) else 0)
 
     def leave(self, status: int = 0) -> NoReturn:
         """End the process; without an answer, unless it was given."""

@@ -209,11 +209,13 @@ def _steps(message: Message) -> int:
 
 def _outcome(messages: list[Message], status: int) -> Outcome:
     """Of all processes: reports, unless one has stopped before any was trained; else who stopped
-    first."""
+    first. If the first process came to its end, nobody minds those that failed without a GPU."""
     messages = sorted(messages, key=lambda one: one.said)
     told = [(one, loads(one.answer.encode())) for one in messages]
     reports = [(one, report) for one, report in told if isinstance(report, Report)]
-    stops = [one for one, no in told if isinstance(no, No) and one.stop is not None]
+    is_over = any(one.is_first and one.stop is None for one, _ in reports)
+    failed = [one for one, no in told if isinstance(no, No) and one.stop is not None]
+    stops = [one for one in failed if one.gpu or not is_over]
     if (
         len(messages) > 1
         and reports
