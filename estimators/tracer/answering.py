@@ -70,13 +70,18 @@ class Message:
     """A line that a process of an attempt writes: its answer, or that it is at work."""
 
     is_first: bool  # it is the process that runs the script
-    born: float  # by the monotonic clock, as `said`
+    born: float  # when it put something on a GPU: by the monotonic clock, as `said`
     said: float
     own_s: float  # of a processor
     gpu: str  # as CUDA_VISIBLE_DEVICES names it; "": it has put nothing on a GPU
     trains: bool  # it has an optimizer
     answer: str = ""  # a report or a refusal
     stop: Stop | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is more than a helper, which may fail."""
+        return self.is_first or bool(self.gpu)
 
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -144,8 +149,9 @@ class Answer:
     def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
         self.find_reason: Callable[[], str] = lambda: ""  # to refuse before the time is up
-        # Of the trace: on which GPU it is, whether it trains; and what it has found out so far.
-        self.find_state: Callable[[], tuple[str, bool]] = lambda: ("", False)
+        # Of the trace: on which GPU it is, since when, whether it trains; and what it has found out
+        # so far.
+        self.find_state: Callable[[], tuple[str, float, bool]] = lambda: ("", 0.0, False)
         self.find_part: Callable[[], Report | None] = lambda: None
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
@@ -158,7 +164,7 @@ class Answer:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._born = os.getpid(), time.monotonic()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ready = b""  # what to answer when the time is up
         self.steps = 0
@@ -218,8 +224,8 @@ class Answer:
         self.leave()
 
     def _tell(self, **fields: Any) -> None:
-        gpu, trains = self.find_state()
-        times = self._born, time.monotonic(), self.clock.own_s
+        gpu, born, trains = self.find_state()
+        times = born, time.monotonic(), self.clock.own_s
         message = Message(self.is_first, *times, gpu, trains, **fields)
         fcntl.lockf(self._turn, fcntl.LOCK_EX)
         _write(self._fd, message.dumps())

@@ -220,10 +220,10 @@ class Trace:
         if not self._answer.is_first and self.recorder.has_allocated:
             self.guard(fail)
 
-    def _find_state(self) -> tuple[str, bool]:
-        index = self.recorder.gpu or 0
-        gpu = following.name_of_gpu(index) if self.recorder.has_allocated else ""
-        return gpu, not self._steps.by_hand
+    def _find_state(self) -> tuple[str, float, bool]:
+        index, since = self.recorder.gpu or 0, self.recorder.since
+        gpu = "" if since is None else following.name_of_gpu(index)
+        return gpu, since or 0.0, not self._steps.by_hand
 
     def _find_part(self, note: str = "") -> Report | None:
         """What is known when nobody waits for more, or `note` says why there is no more."""

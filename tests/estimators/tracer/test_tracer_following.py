@@ -148,6 +148,7 @@ def test_processes_after_each_other_do_not_add_up_and_nobody_waits_for_ever(job:
             process = mp.Process(target=work, args=(queue,))
             process.start()
             process.join()
+        train("cuda")
         queue.get()
         """
     found = report(job, script(job, text))
