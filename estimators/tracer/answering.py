@@ -3,7 +3,7 @@ the clock by which it is due.
 
 Answering ends the process at once: none of the script's `except` or `finally` blocks, threads or
 exit handlers can interfere. The processes of an attempt answer with a `Message` each, which
-`attempts` collects; a process that is not traced exits without an answer.
+`attempts` collects.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Stop:
     progress: int = 0  # operators until then
     reported: bool = False  # it ended by itself, and there is a report
     late: bool = False  # after two steps: there is a report on these
+    status: int = 1  # with which it leaves
     assumed: str = ""  # what may have caused it
 
     @property
@@ -69,13 +70,18 @@ class Message:
     """A line that a process of an attempt writes: its answer, or that it is at work."""
 
     is_first: bool  # it is the process that runs the script
-    born: float  # by the monotonic clock, as `said`
+    born: float  # when it put something on a GPU: by the monotonic clock, as `said`
     said: float
     own_s: float  # of a processor
     gpu: str  # as CUDA_VISIBLE_DEVICES names it; "": it has put nothing on a GPU
     trains: bool  # it has an optimizer
     answer: str = ""  # a report or a refusal
     stop: Stop | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is more than a helper, which may fail."""
+        return self.is_first or bool(self.gpu)
 
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -143,8 +149,9 @@ class Answer:
     def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
         self.find_reason: Callable[[], str] = lambda: ""  # to refuse before the time is up
-        # Of the trace: on which GPU it is, whether it trains; and what it has found out so far.
-        self.find_state: Callable[[], tuple[str, bool]] = lambda: ("", False)
+        # Of the trace: on which GPU it is, since when, whether it trains; and what it has found out
+        # so far.
+        self.find_state: Callable[[], tuple[str, float, bool]] = lambda: ("", 0.0, False)
         self.find_part: Callable[[], Report | None] = lambda: None
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
@@ -157,7 +164,7 @@ class Answer:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._born = os.getpid(), time.monotonic()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ready = b""  # what to answer when the time is up
         self.steps = 0
@@ -180,23 +187,12 @@ class Answer:
         self.begin_process(own_s)
         self.is_first = True
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this process answers for itself."""
-        return os.getpid() == self._pid
-
     def begin_process(self, own_s: float) -> None:
         """Call this in a process of an attempt, once it was forked. `own_s`: the clock's before."""
         self.is_first = False
         self.clock.set(own_s)
         self._begin()
         self.before_the_deadline()
-
-    def stay_silent(self) -> None:
-        """Call this in a process that is not traced."""
-        if self._fd != -1:
-            os.close(self._fd)
-        self._fd = -1
 
     def leave_to_attempts(self) -> None:
         """From now on they keep to the deadline."""
@@ -211,7 +207,7 @@ class Answer:
             _write(self._fd, text)
         else:
             self._tell(answer=text.decode(), stop=stop)
-        self.leave(1 if stop and not (stop.reported or stop.late) else 0)
+        self.leave(stop.status if stop and not (stop.reported or stop.late) else 0)
 
     def leave(self, status: int = 0) -> NoReturn:
         """End the process; without an answer, unless it was given."""
@@ -228,8 +224,8 @@ class Answer:
         self.leave()
 
     def _tell(self, **fields: Any) -> None:
-        gpu, trains = self.find_state()
-        times = self._born, time.monotonic(), self.clock.own_s
+        gpu, born, trains = self.find_state()
+        times = born, time.monotonic(), self.clock.own_s
         message = Message(self.is_first, *times, gpu, trains, **fields)
         fcntl.lockf(self._turn, fcntl.LOCK_EX)
         _write(self._fd, message.dumps())

@@ -169,7 +169,7 @@ def _listen(reads: int, control: int) -> tuple[list[Message], bool]:
     the time of those that have not is up."""
     answers: list[Message] = []
     began, left = time.monotonic(), b""
-    grace_s, has_trained = GRACE_S[1], False
+    grace_s, has_trained, has_failed = GRACE_S[1], False, False
     until: float | None = None  # by the clock, once there is an answer
     over: float | None = None
     while True:
@@ -194,9 +194,10 @@ def _listen(reads: int, control: int) -> tuple[list[Message], bool]:
                         has_trained, grace_s = True, max(GRACE_S[0], message.said - began)
                         grace_s = min(grace_s, GRACE_S[1])
                     answers.append(message)
-                if message.answer or message.trains or not has_trained:
+                    has_failed |= message.decides and message.stop is not None
+                if message.answer or message.trains or not (has_trained or has_failed):
                     until = message.said + grace_s
-        if over is not None or not answers:
+        if over is not None or not any(one.decides for one in answers):
             until = over
         elif sum(bool(one.gpu) for one in answers) >= MOST_PROCESSES:
             until = 0.0
@@ -209,11 +210,13 @@ def _steps(message: Message) -> int:
 
 def _outcome(messages: list[Message], status: int) -> Outcome:
     """Of all processes: reports, unless one has stopped before any was trained; else who stopped
-    first."""
+    first. If the first process came to its end, nobody minds those that failed without a GPU."""
     messages = sorted(messages, key=lambda one: one.said)
     told = [(one, loads(one.answer.encode())) for one in messages]
     reports = [(one, report) for one, report in told if isinstance(report, Report)]
-    stops = [one for one, no in told if isinstance(no, No) and one.stop is not None]
+    is_over = any(one.is_first and one.stop is None for one, _ in reports)
+    failed = [one for one, no in told if isinstance(no, No) and one.stop is not None]
+    stops = [one for one in failed if one.decides or not is_over]
     if (
         len(messages) > 1
         and reports

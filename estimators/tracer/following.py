@@ -5,8 +5,8 @@ A process that is forked is traced from then on, with a recording of its own. Th
 of the script's own Python (`subprocess`, `os.system`, `os.exec…`), which saves importing torch
 again: their program is run in the fork, with their arguments, environment and files, and the
 modules of the script's own are forgotten. As always in PyTorch, no backward pass works in a process
-that was forked after one: those are not traced. Other programs run as they are, confined. They can
-write nothing, and what a process writes, only that and what it starts can see.
+that was forked after one: those are traced until then. Other programs run as they are, confined.
+They can write nothing, and what a process writes, only that and what it starts can see.
 
 Of a launcher's processes that have a GPU each, the first stands for all.
 """
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 _LOOKS = frozenset(("git", what) for what in ("rev-parse", "describe", "log"))
 _SHELL = frozenset("|&;<>$`()*?[]#~\n")  # what a shell does more than start a program
 _BETWEEN = (__file__, os.__file__, subprocess.__file__)
-_ENGINE = "pt_autograd"  # how its threads are called, from the first backward pass on
 _ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")  # of pipes
 _traces: list[Trace] = []
 
@@ -59,19 +58,19 @@ def install(trace: Trace) -> None:
 
     def fork_() -> int:
         trace.recorder.deceived.share()
-        own_s, fits = trace.own_s, can_follow(trace)
+        own_s = trace.own_s
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # there is a thread, which waits for the deadline
             pid = fork()
         if pid == 0:
             scratch.on_change(trace.recorder.deceived.notice)
-            trace.begin_process(own_s, fits)
+            trace.begin_process(own_s)
         return pid
 
     def execute_child(process: Any, *args: Any) -> None:
         given = signature.bind(process, *args).arguments
         env = _decoded(os.environ if given["env"] is None else given["env"])
-        words = _python(given["args"], given["shell"], env) if can_follow(trace) else None
+        words = _python(given["args"], given["shell"], env)
         with _noticed(trace, given["args"]):
             if words is None:
                 execute(process, *args)
@@ -90,7 +89,7 @@ def install(trace: Trace) -> None:
     def exec_(real: Callable[..., None]) -> Callable[..., None]:
         def call(path_: Any, args: Any, *given: Any) -> None:
             env = _decoded(*(given or [os.environ]))
-            words = _python([path_, *args[1:]], False, env) if can_follow(trace) else None
+            words = _python([path_, *args[1:]], False, env)
             if words is not None:
                 trace.run_program(words, lambda: _prepare(None, env, path))
             with _noticed(trace, args):
@@ -100,8 +99,7 @@ def install(trace: Trace) -> None:
 
     def bootstrap_(process: Any, *args: Any, **kwargs: Any) -> int:
         run = process.run
-        if trace.is_followed:
-            process.run = lambda: trace.guard(run)
+        process.run = lambda: trace.guard(run)
         return bootstrap(process, *args, **kwargs)
 
     def exit_(status: int) -> NoReturn:
@@ -121,8 +119,7 @@ def install(trace: Trace) -> None:
         setattr(os, name, _noticing(trace, getattr(os, name)))
     process_kind._bootstrap = bootstrap_
     for kind in ("SpawnProcess", "ForkServerProcess"):
-        kind_ = getattr(multiprocessing.context, kind)
-        kind_._Popen = staticmethod(_forking(trace, kind_._Popen))
+        getattr(multiprocessing.context, kind)._Popen = staticmethod(Fork)
     spawn = sys.modules["torch.multiprocessing.spawn"]
     spawn._wrap = lambda fn, i, args, error_file: fn(i, *args)  # type: ignore[attr-defined]
     _pass_on(pool.ExceptionWithTraceback)
@@ -135,17 +132,6 @@ def patch_executor(module: Any, _: Any) -> None:
     _pass_on(module._ExceptionWithTraceback)
 
 
-def can_follow(trace: Trace) -> bool:
-    """Whether a process that is forked now is traced: it can train, and its parent is."""
-    if not trace.is_followed:
-        return False
-    names = []
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            names.append((thread / "comm").read_text())
-    return not any(name.startswith(_ENGINE) for name in names)
-
-
 def name_of_gpu(index: int) -> str:
     """As CUDA_VISIBLE_DEVICES names it."""
     names = os.environ.get(GPUS, "").split(",")
@@ -156,16 +142,6 @@ def stands_aside(gpus: int) -> bool:
     """Whether this process is one of a launcher's that have a GPU each, and not the first."""
     rank = os.environ.get("LOCAL_RANK", "")
     return rank.isdigit() and 0 < int(rank) < device.visible(gpus)
-
-
-def _forking(trace: Trace, start: Any) -> Callable[[Any], Any]:
-    def make(process: Any) -> Any:
-        if can_follow(trace):
-            return Fork(process)
-        trace.recorder.deceive()
-        return start(process)
-
-    return make
 
 
 def _pass_on(kind: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import weakref
 from types import FrameType
 from typing import Any, Iterable, NamedTuple
 
@@ -24,8 +25,8 @@ class Layers:
     def __init__(self, recorder: Recorder) -> None:
         self.batch = 0  # the first dimension of the first tensor that a module was called with
         self._recorder = recorder
-        self._seen: dict[int, Layer | None] = {}
-        self._alive: list[Any] = []  # an id is of one module as long as it lives
+        self.layers: list[Layer] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __enter__(self) -> Layers:
         self._hook = register_module_forward_hook(self._note_call)
@@ -34,25 +35,20 @@ class Layers:
     def __exit__(self, *exception: Any) -> None:
         self._hook.remove()
 
-    @property
-    def layers(self) -> list[Layer]:
-        return [layer for layer in self._seen.values() if layer is not None]
-
     def label_gradients(self) -> None:
         """Call this where no optimizer has them."""
-        own = (p for module in self._alive for p in module._parameters.values())
+        own = (p for module in self._seen for p in module._parameters.values())
         self._recorder.label("gradients", (p.grad for p in own if p is not None))
 
     def _note_call(self, module: Any, inputs: Any, output: Any) -> None:
-        if id(module) in self._seen:
+        if module in self._seen:
             return
-        self._alive.append(module)
+        self._seen.add(module)
         own = [p for p in module._parameters.values() if p is not None]
         self._recorder.label("parameters", own)
         self._recorder.label("parameters", module._buffers.values())
         if not self.batch:
             self.batch = next((t.shape[0] for t in tensors(inputs) if t.dim()), 0)
-        layer = None
         if own or not module._modules:
             elements = sum(t.numel() for t in tensors(output))
             layer = Layer(
@@ -61,7 +57,7 @@ class Layers:
                 sum(p.numel() for p in own),
                 inner=bool(module._modules),
             )
-        self._seen[id(module)] = layer
+            self.layers.append(layer)
 
 
 def tensors(value: Any) -> Iterable[Any]:
@@ -101,9 +97,8 @@ class Attribution:
         self.modules: list[Module] = []
         self.origins: dict[int, Origin] = {}
         self._recorder = recorder
-        self._names: dict[int, str] = {}
-        self._known: dict[int, int] = {}  # by id
-        self._alive: list[Any] = []  # so that ids stay those of these modules
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._running: list[int] = []
         self._own: dict[str, bool] = {}
 
@@ -139,25 +134,24 @@ class Attribution:
         return ""
 
     def _enter(self, module: Any, inputs: Any) -> None:
-        index = self._known.get(id(module))
+        index = self._known.get(module)
         if index is None:
             index = self._meet(module)
         self._running.append(index)
         self._recorder.events.append(("enter", index))
 
     def _meet(self, module: Any) -> int:
-        if id(module) not in self._names:
+        if module not in self._names:
             for name, one in module.named_modules():
-                self._names.setdefault(id(one), name or type(module).__name__)
-        self._alive.append(module)
+                self._names.setdefault(one, name or type(module).__name__)
         size = sum(p.numel() * p.element_size() for p in module.parameters())
-        name, kind = self._names[id(module)], type(module).__name__
+        name, kind = self._names[module], type(module).__name__
         self.modules.append(Module(name, kind, size, bool(module._modules)))
-        self._known[id(module)] = len(self.modules) - 1
+        self._known[module] = len(self.modules) - 1
         return len(self.modules) - 1
 
     def _leave(self, module: Any, inputs: Any, output: Any) -> None:
-        index = self._known.get(id(module), -1)
+        index = self._known.get(module, -1)
         while self._running and self._running.pop() != index:
             pass  # one that raised has no end
         ids = (self._recorder.id_of(tensor) for tensor in tensors(output))

@@ -11,6 +11,7 @@ import importlib
 import itertools
 import math
 import threading
+import time
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
@@ -116,6 +117,7 @@ class Recorder(TorchDispatchMode):
     full: called with the bytes for which there is no room; it may raise, or they are allocated
     operators: how many have run on the GPU
     gpu: the index of the first that the program has named; None: it has named none
+    since: when the first bytes were allocated, by the monotonic clock; None: there were none
     phase: what the program does now
     live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
@@ -140,6 +142,7 @@ class Recorder(TorchDispatchMode):
         self.live = self.peak = 0
         self.operators = 0
         self.gpu: Optional[int] = None
+        self.since: Optional[float] = None
         self._ids = 0
         self._storages: Dict[int, Any] = {}
         self._Watched: Any = _Storage if _storages_call_back() else _Polled
@@ -219,7 +222,7 @@ class Recorder(TorchDispatchMode):
         for record in (self.convs, self.kinds, self._blas):
             record.clear()
         self.live = self.peak = self.operators = 0
-        self.gpu = None
+        self.gpu = self.since = None
 
     def alias(self, shape: Any, stride: Any, dtype: torch.dtype) -> Any:
         """A tensor in memory that another process has allocated."""
@@ -227,7 +230,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def has_allocated(self) -> bool:
-        return any(isinstance(id, int) and nbytes > 0 for id, nbytes in self.events)
+        return self.since is not None
 
     def forget_peak(self) -> None:
         self.peak = self.live
@@ -341,6 +344,8 @@ class Recorder(TorchDispatchMode):
             for watched in [w for w in self._storages.values() if w.id != id and w.expired()]:
                 self._drop(watched)
         self.events.append((id, nbytes))
+        if nbytes and self.since is None:
+            self.since = time.monotonic()
         self.live += nbytes
         self.peak = max(self.peak, self.live)
         if self.witness is not None:

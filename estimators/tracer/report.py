@@ -201,7 +201,13 @@ def together(reports: Sequence[Report]) -> Report:
         faketensor=sum(one.faketensor for one in reports),
         notes=(
             f"{len(reports)} processes on one GPU, with a context each",
-            *dict.fromkeys(note for one in (first, *reports) for note in one.notes),
+            *first.notes,
+            *dict.fromkeys(
+                f"another process: {note}"
+                for one in reports
+                for note in one.notes
+                if note not in first.notes
+            ),
         ),
         seconds=max(one.seconds for one in reports),
         rest=rest,

@@ -66,6 +66,8 @@ from .swallowed import Swallowed
 STEPS = 2
 # What a script hardly raises itself.
 _FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
+_AFTER_FORK = "autograd's threading in combination with fork"  # PyTorch trains in no such process
+PARTLY = "a process that was started after a backward pass counts as far as its own first one"
 ENOUGH = 12
 _OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -167,31 +169,27 @@ class Trace:
     # -- processes that the script starts ----------------------------------------------------------
 
     @property
-    def is_followed(self) -> bool:
-        """Whether this process is traced."""
-        return self._answer.is_own
-
-    @property
     def own_s(self) -> float:
         return self._answer.clock.own_s
 
-    def begin_process(self, own_s: float, fits: bool) -> None:
-        """Call this in one that was just forked. `own_s`: the clock's before; `fits`: it can be
-        traced."""
-        if not fits:
-            self._answer.stay_silent()
-            return
+    def begin_process(self, own_s: float) -> None:
+        """Call this in one that was just forked. `own_s`: the clock's before."""
         self._answer.begin_process(own_s)
         signal.signal(signal.SIGTERM, self._answer.conclude)  # as by Pool.terminate
+        self._restart()
+
+    def _restart(self) -> None:
+        """What was done so far is not this process's own."""
         self.recorder.restart()
         self._steps.restart()
+        self._repeats.restart()
+        self.rest = Ending(self.recorder, self._phases, self._answer, self._options.rest_s)
 
     def run_program(self, words: list[str], prepare: Callable[[], None]) -> NoReturn:
         """In place of what this process has done so far. `words`: the script or -m or -c, and its
         arguments."""
-        self.recorder.restart()
+        self._restart()
         self.recorder.deceived = Deceit()  # it is nothing to the program
-        self._steps.restart()
 
         def start() -> None:
             prepare()
@@ -210,7 +208,7 @@ class Trace:
 
     def finish_process(self) -> None:
         """It ends by itself. Returns if it has nothing to tell."""
-        if self.is_followed and self.recorder.has_allocated:
+        if self.recorder.has_allocated:
             self.finish()
 
     def judge_task(self, error: BaseException) -> None:
@@ -222,17 +220,18 @@ class Trace:
         if not self._answer.is_first and self.recorder.has_allocated:
             self.guard(fail)
 
-    def _find_state(self) -> tuple[str, bool]:
-        index = self.recorder.gpu or 0
-        gpu = following.name_of_gpu(index) if self.recorder.has_allocated else ""
-        return gpu, not self._steps.by_hand
+    def _find_state(self) -> tuple[str, float, bool]:
+        index, since = self.recorder.gpu or 0, self.recorder.since
+        gpu = "" if since is None else following.name_of_gpu(index)
+        return gpu, since or 0.0, not self._steps.by_hand
 
-    def _find_part(self) -> Report | None:
-        """What is known when nobody waits for more."""
+    def _find_part(self, note: str = "") -> Report | None:
+        """What is known when nobody waits for more, or `note` says why there is no more."""
         if not self.recorder.has_allocated:
             return None
+        steps = self._steps.rounds
         self.recorder.note_first(
-            f"a process had taken {self._steps.rounds} steps when the others were done"
+            note or f"a process had taken {steps} steps when the others were done"
         )
         return self._report()[0]
 
@@ -347,6 +346,12 @@ class Trace:
             self.refuse(_short_of_memory(self._options))
         except Exception as error:  # noqa: BLE001  the script's own
             text = what_went_wrong(error)
+            if _AFTER_FORK in text:
+                if self.rest.begun:  # the process that was waited for
+                    self.rest.end(PARTLY)
+                if part := self._find_part(PARTLY):
+                    self._answer.report(part)
+                self._answer.leave()
             if "can't allocate memory" in text:
                 self.refuse(_short_of_memory(self._options))
             if no_network := offline(error):
@@ -360,7 +365,8 @@ class Trace:
         if not (self._answer.is_first or self.recorder.has_allocated):
             self._answer.leave(status)
         when = "" if self.rest.begun else " before two optimizer steps"
-        self.fail(_judge(error, f"it left with status {status}{when}{said}", self))
+        stop = _judge(error, f"it left with status {status}{when}{said}", self)
+        self.fail(replace(stop, status=status & 0xFF))
 
     def stop(self, why: str, **fields: Any) -> Stop:
         recorder = self.recorder

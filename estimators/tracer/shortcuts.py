@@ -73,6 +73,12 @@ class Repeats:
         torch.nn.Module.__call__ = call
         torch.autograd.backward = count
 
+    def restart(self) -> None:
+        """In a process that was forked."""
+        self.passed = self._passes = 0
+        self._quiet.clear()
+        self._loud.clear()
+
     def note_step(self) -> None:
         self._recorder.choices.note_step()
         self._passes = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import weakref
 from typing import Any, Callable, NoReturn
 
@@ -56,11 +57,16 @@ def install(notice: Callable[[], None]) -> None:
         notice()
         raise OSError(errno.ENETUNREACH, "Network is unreachable: a trace has none")
 
+    def accept(self: Any) -> NoReturn:
+        if threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()  # nobody comes; else a server's thread would try for ever
+        refuse(self)
+
     stand_ins: dict[str, Callable[..., Any]] = {
         "bind": bind,
         "connect": connect,
         "connect_ex": try_to_connect,
-        "accept": refuse,
+        "accept": accept,
         "listen": lambda *_: None,
         "setsockopt": lambda *_: None,
         "getsockname": lambda self: addresses[self],

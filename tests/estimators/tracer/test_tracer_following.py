@@ -12,6 +12,7 @@ from carmad.plugin import Refusal
 from estimators.tracer.answering import Message, Stop
 from estimators.tracer.attempts import _outcome
 from estimators.tracer.report import Report, loads, refusal
+from estimators.tracer.script import PARTLY
 from tests.estimators.tracer.test_tracer_script import (
     job,
     looked,
@@ -147,10 +148,34 @@ def test_processes_after_each_other_do_not_add_up_and_nobody_waits_for_ever(job:
             process = mp.Process(target=work, args=(queue,))
             process.start()
             process.join()
+        train("cuda")
         queue.get()
         """
     found = report(job, script(job, text))
     assert (found.steps, found.processes) == (2, 1) and found.seconds < 60
+
+
+def test_models_in_turn_and_then_a_program(job: Path) -> None:
+    """Of models that are trained in turn, one is held at a time. A process that is started after a
+    backward pass counts as far as its own; the script goes on after another that fails."""
+    text = """
+        me = [sys.executable, __file__]
+        if sys.argv[1:] == ["look"]:
+            torch.zeros(1, device="cuda")
+            sys.exit(3)
+        if sys.argv[1:]:
+            train("cuda", 5120)
+        else:
+            assert subprocess.call([*me, "look"]) == 3
+            for _ in range(2):
+                train("cuda")
+            subprocess.run([*me, "train"], check=True)
+        """
+    found = report(job, script(job, text))
+    assert (found.steps, found.processes) == (2, 2)
+    assert 3.5 * LINEAR < found.floor < 4 * LINEAR
+    assert f"another process: {PARTLY}" in found.notes
+    assert found.rest is not None and not found.rest.end
 
 
 @pytest.mark.parametrize(
@@ -278,6 +303,9 @@ def test_who_stops_first_decides_unless_a_process_has_trained() -> None:
     assert mib_of(child, parent, message(reserved(300))) == (300, 1)
     found = _outcome([child, message(reserved(300, steps=0))], 0).stop
     assert found is not None and found.crash == "at a.py:3"
+    ended = replace(message(reserved(300, steps=0)), is_first=True)
+    assert mib_of(stop("no module", gpu=""), ended) == (300, 1)
+    assert _outcome([child, ended], 0).stop is not None
     nothing = message(refusal("it put nothing on a GPU"), gpu="", said=3)
     late = message(refusal("it took no step", late=True))
     assert _outcome([nothing, late], 0).answer == late.answer.encode()
