@@ -29,6 +29,7 @@ from multiprocessing.popen_fork import Popen as Fork
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from stat import S_ISFIFO
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, cast
 
@@ -36,7 +37,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import device, scratch
-from .answering import exit_now, is_own, is_own_file
+from .answering import HIGH, exit_now, is_own, is_own_file
 from .command import ASSIGNMENT, PYTHON, Unreadable, parse, unwrap
 from .confine import ASKED, GPUS, show_to_python
 
@@ -241,7 +242,8 @@ def _noticing(trace: Trace, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _connect(process: Any, fds: list[int]) -> None:
-    """In the new process: its own of _ENDS become its standard input, output and errors."""
+    """In the new process: its own of _ENDS become its standard input, output and errors; pipes that
+    a new program would not have lead nowhere."""
     ends = fds[0], fds[3], fds[5]
     for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
         stream.close()
@@ -250,6 +252,11 @@ def _connect(process: Any, fds: list[int]) -> None:
         if copy != -1:
             os.dup2(copy, target)
             os.close(copy)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # it is closed by now
+            if 2 < fd < HIGH and not os.get_inheritable(fd) and S_ISFIFO(os.fstat(fd).st_mode):
+                os.dup2(null, fd, inheritable=False)  # else its reader waits for ever
     for target, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         setattr(sys, name, os.fdopen(target, mode, 1, closefd=False))
 

@@ -127,6 +127,9 @@ def test_programs_and_pools_are_followed(job: Path) -> None:
             assert os.system(f"STAGE=two nohup {python} {__file__} 2") == 0
         elif stage == "2":
             assert (os.environ["STAGE"], open("config").read()) == ("two", "5000")
+            told = [sys.executable, "-c", "import sys; sys.exit(len(sys.stdin.read()))"]
+            both = [subprocess.Popen(told, stdin=subprocess.PIPE) for _ in range(2)]
+            assert not any(one.communicate(b"")[0] or one.returncode for one in both)
             os.execv(sys.executable, [sys.executable, __file__, "3"])
         else:
             context = mp.get_context("spawn")
