@@ -13,6 +13,7 @@ import json
 import os
 import re
 import select
+import signal
 import sys
 import sysconfig
 import threading
@@ -160,6 +161,7 @@ class Answer:
         self.is_first = True  # no process of an attempt has started this one
         self._fd = _out_of_the_way(ANSWER_FD)
         self._control: int | None = None  # of an attempt: it is closed when nobody waits any more
+        self._signals: int | None = None  # a pipe with the numbers of signals that came
         self._turn = os.memfd_create("turn")  # locked by the process that writes
         self._begin()
 
@@ -194,6 +196,18 @@ class Answer:
         self._begin()
         self.before_the_deadline()
 
+    def conclude_when_told(self) -> None:
+        """Conclude at SIGTERM, as Pool.terminate sends it: in the thread that watches the time, as
+        the main one may wait where no handler runs."""
+        for fd in (self._signals, signal.set_wakeup_fd(-1)):
+            if fd not in (None, -1):
+                os.close(fd)
+        reads, writes = map(_out_of_the_way, os.pipe())
+        os.set_blocking(writes, False)
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, _leave_to_thread)
+        self._signals = reads
+
     def leave_to_attempts(self) -> None:
         """From now on they keep to the deadline."""
         self._leaves = True
@@ -213,8 +227,8 @@ class Answer:
         """End the process; without an answer, unless it was given."""
         exit_now(status)
 
-    def conclude(self, *_: Any) -> None:
-        """Answer with what is known: the process is to end. A handler of signals, too."""
+    def conclude(self) -> None:
+        """Answer with what is known: the process is to end."""
         if self._lock.locked():  # it does already
             return
         if self._ready:
@@ -290,13 +304,21 @@ class Answer:
         threading.Thread(target=wait, daemon=True).start()
 
     def _sleep(self, seconds: float) -> bool:
-        """Whether nobody waits for this attempt any more."""
-        if self._control is None:
-            time.sleep(seconds)
-            return False
+        """Whether nobody waits for this attempt any more, or this process is told to end."""
         poller = select.poll()
-        poller.register(self._control, 0)
-        return any(event & select.POLLHUP for _, event in poller.poll(1000 * seconds))
+        for fd in (self._control, self._signals):
+            if fd is not None:
+                poller.register(fd, select.POLLIN)
+        for fd, event in poller.poll(1000 * seconds):
+            if fd == self._control and event & select.POLLHUP:
+                return True
+            if fd == self._signals and signal.SIGTERM in os.read(fd, 1 << 10):
+                return signal.getsignal(signal.SIGTERM) is _leave_to_thread
+        return False
+
+
+def _leave_to_thread(*_: Any) -> None:
+    """A handler of signals."""
 
 
 def _out_of_the_way(fd: int) -> int:

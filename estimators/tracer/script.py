@@ -20,7 +20,6 @@ import contextlib
 import json
 import re
 import runpy
-import signal
 import sys
 import traceback
 import types
@@ -175,7 +174,7 @@ class Trace:
     def begin_process(self, own_s: float) -> None:
         """Call this in one that was just forked. `own_s`: the clock's before."""
         self._answer.begin_process(own_s)
-        signal.signal(signal.SIGTERM, self._answer.conclude)  # as by Pool.terminate
+        self._answer.conclude_when_told()
         self._restart()
 
     def _restart(self) -> None:

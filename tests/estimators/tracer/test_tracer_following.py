@@ -146,6 +146,17 @@ def test_processes_after_each_other_do_not_add_up_and_nobody_waits_for_ever(job:
             train("cuda")
             queue.put("ended")
 
+        def wait_in_c():
+            import ctypes
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+        deaf = mp.Process(target=wait_in_c)
+        deaf.start()
+        deaf.join(0.5)
+        deaf.terminate()  # as Pool.terminate: no handler of Python's runs there
+        deaf.join()
         queue = mp.SimpleQueue()
         for _ in range(2):
             process = mp.Process(target=work, args=(queue,))
