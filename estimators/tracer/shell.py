@@ -139,7 +139,7 @@ def _started(
         "CUDA_VISIBLE_DEVICES": indices,  # CARMA sets these two for the job alone
         "CARMA_GPU_MEM_MB": UNKNOWN,
         "BASH_ENV": os.path.join(os.path.dirname(__file__), "shell.bash"),
-        "__carma_python": sys.executable,
+        "__carma_python": f"/.{sys.executable}",  # as no script calls it: that would be a function
         "__carma_code": REPORT.format(into),
         "__carma_gpus": str(gpus),
     }

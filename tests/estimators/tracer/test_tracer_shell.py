@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -115,6 +116,11 @@ def found(text: str, *args: str, gpus: int = 4, **env: str) -> list[str]:
 def test_the_command_is_found(text: str, words: str) -> None:
     args = ("-g", "2") if "getopts" in text else ("x", "y z")
     assert found(text, *args) == words.split()
+
+
+def test_the_python_that_reports_may_be_the_scripts_own() -> None:
+    words, *_ = command(["sh", "-c", f"mkdir x && {sys.executable} t.py"], {}, "/", 1)
+    assert words == [sys.executable, "t.py"]
 
 
 def test_quotes_keep_words_together() -> None:
