@@ -40,6 +40,7 @@ def test_the_wheel_has_all_that_the_packages_have(wheel: Path) -> None:
         names = set(archive.namelist())
         metadata = Parser().parsestr(archive.read(f"{info}.dist-info/METADATA").decode())
         points = configparser.ConfigParser(delimiters=("=",))
+        points.optionxform = str  # type: ignore[assignment,method-assign]  # not in lower case
         points.read_string(archive.read(f"{info}.dist-info/entry_points.txt").decode())
     assert metadata["Name"] == "carma-gpu"
     assert dict(points["console_scripts"]) == project["project"]["scripts"]
