@@ -62,13 +62,13 @@ def patches(*libraries: str) -> tuple[tuple[str, str], ...]:
     points = entry_points(group="carma.tracer_patches")
     found = [(each.name, _file(each.module)) for each in points]
     for library in (library for library, path in found if not path):
-        log.error("the tracer's patch for %s is left out, as its file is missing", library)
+        log.error("no patch for %s: its file is missing; reinstall the package", library)
     asked = libraries or {library for library, _ in found}
     return tuple(sorted((library, path) for library, path in found if path and library in asked))
 
 
 def _file(module: str) -> str:
-    """A module's, which is found without importing what it is part of."""
+    """The path of a module's file, found without importing the module or its package."""
     folders: list[str] | None = None
     path, name = "", ""
     for part in module.split("."):

@@ -70,7 +70,7 @@ def install(trace: Trace) -> None:
 
     def execute_child(process: Any, *args: Any) -> None:
         given = signature.bind(process, *args).arguments
-        env = _decoded(os.environ if given["env"] is None else given["env"])
+        env = _decode(os.environ if given["env"] is None else given["env"])
         words = _python(given["args"], given["shell"], env)
         with _noticed(trace, given["args"]):
             if words is None:
@@ -89,7 +89,7 @@ def install(trace: Trace) -> None:
 
     def exec_(real: Callable[..., None]) -> Callable[..., None]:
         def call(path_: Any, args: Any, *given: Any) -> None:
-            env = _decoded(*(given or [os.environ]))
+            env = _decode(*(given or [os.environ]))
             words = _python([path_, *args[1:]], False, env)
             if words is not None:
                 trace.run_program(words, lambda: _prepare(None, env, path))
@@ -165,7 +165,7 @@ def flush() -> None:
             stream.flush()
 
 
-def _decoded(env: Any) -> dict[str, str]:
+def _decode(env: Any) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
 
 
