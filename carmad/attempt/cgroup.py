@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from carmad.attempt.proc import process_stat, read_file, tell_kernel
+from carmad.attempt.proc import process_stat, read_file, tell_kernel, write_file
 
 MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 SERVER = "carma-jobs-"  # the beginning of the name of a fork server's unit
@@ -90,6 +90,17 @@ def create(path: str, limits: Mapping[str, str]) -> str | None:
     for name, value in limits.items() if made else ():
         tell_kernel(f"{path}/{name}", value.encode())
     return made
+
+
+def enter(path: str, limits: Mapping[str, str]) -> None:
+    """Move this process into that cgroup, which `create` has made. When a fork server is killed,
+    systemd removes what is empty below its unit, so it may have to be made again."""
+    try:
+        write_file(f"{path}/cgroup.procs", b"0")
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV) or not create(path, limits):
+            raise
+        write_file(f"{path}/cgroup.procs", b"0")
 
 
 def _make(path: str) -> str | None:

@@ -44,8 +44,16 @@ import time
 from pathlib import Path
 from signal import SIGTERM
 
-from carmad.attempt.cgroup import MemoryEvents, cgroup_beside, create, name_of, settle, unit_cgroup
-from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel, write_file
+from carmad.attempt.cgroup import (
+    MemoryEvents,
+    cgroup_beside,
+    create,
+    enter,
+    name_of,
+    settle,
+    unit_cgroup,
+)
+from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel
 from carmad.attempt.process_tree import Tree, boottime, how_it_ended
 from carmad.attempt.starting import (
     REPORT_BYTES,
@@ -162,12 +170,13 @@ def run_job(
     os.setsid()
     if cgroup is not None:
         try:
-            write_file(f"{cgroup}/cgroup.procs", b"0")
+            enter(cgroup, launch.limits)
         except OSError as error:  # outside of it, nobody would know that it is the job
             raise CannotStart(
                 f"cannot enter the job's cgroup {cgroup}: {error.strerror}",
                 "ask an administrator; the kernel's log may say more",
             ) from error
+    link.send(b"\0")
     tell_kernel(OOM_SCORE, oom_score)
     become_job(launch)
     # Until it is the user's program, nothing shows that it belongs to the attempt: if its log is a
@@ -366,7 +375,6 @@ def supervise(directory: str) -> None:
         elif whole := unit_cgroup():
             settle(whole)
             group = create(f"{whole}/job", launch.limits)
-    memory = MemoryEvents(group)
     tree = Tree(0, group, launch.uid, os.fsencode(directory), launch.contained)
     tree.until = launch.until
     report = -1
@@ -391,6 +399,15 @@ def supervise(directory: str) -> None:
     stopped = is_stopped()
     if stopped:
         tree.stopped, tree.cause = True, why_stopped()
+    link = None
+    if not launch.follow and not stopped:
+        header = attempt_header()
+        link, theirs = socket.socketpair()
+        tree.main, report = fork(lambda out: run_job(launch, group, oom_score, header, theirs, out))
+        theirs.close()
+        link.recv(1)  # once it is in its cgroup; nothing if it never will be
+        link.setblocking(False)
+    memory = MemoryEvents(group)
     if launch.follow and report < 0:
         tree.status = UNKNOWN
         said = b"the process that was to run the job is gone\n"
@@ -398,14 +415,9 @@ def supervise(directory: str) -> None:
         if stopped:
             tree.end(0.0)
         watch(tree, control, report, launch.grace_s, memory)
-    elif stopped:
+    elif link is None:  # it was stopped before it began
         tree.status = SIGTERM
     else:
-        header = attempt_header()
-        link, theirs = socket.socketpair()
-        link.setblocking(False)
-        tree.main, report = fork(lambda out: run_job(launch, group, oom_score, header, theirs, out))
-        theirs.close()
         said, logs = watch(tree, control, report, launch.grace_s, memory, link)
     assert tree.status is not None
     code, killed_by = how_it_ended(tree.status)

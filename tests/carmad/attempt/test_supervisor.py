@@ -21,7 +21,7 @@ import pytest
 from carmad.attempt import process_tree, supervisor
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.proc import handles, unkillable
-from tests.attempts import Bench, in_a_unit, is_gone, until
+from tests.attempts import Bench, a_cgroup, in_a_unit, is_gone, until
 from tests.waiting import PATIENCE_S
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -568,6 +568,20 @@ def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(bench: Bench) -> None:
         assert started["cgroup"] == str(unit)
         bench.launcher.stop(job, 0.0)
         assert bench.ended(job)["signal"] == signal.SIGKILL
+
+
+@as_root
+def test_a_cgroup_that_systemd_removed_before_the_job_was_in_it_is_made_again() -> None:
+    """As when the fork server is killed while it starts a job."""
+    code = "import sys; from carmad.attempt.cgroup import *; enter(*eval(sys.argv[1])); input()"
+    with a_cgroup() as group:
+        own = group / "carma-job-1-1"
+        asked = str(own), {"cgroup.max.depth": "7"}
+        command = [sys.executable, "-c", code, repr(asked)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as job:
+            until(lambda: own.exists() and (own / "cgroup.procs").read_text(), "it to be entered")
+            assert (own / "cgroup.procs").read_text().split() == [str(job.pid)]
+            assert (own / "cgroup.max.depth").read_text().split() == ["7"]
 
 
 @as_root
