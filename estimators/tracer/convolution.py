@@ -46,54 +46,41 @@ class Conv(NamedTuple):
     transposed: bool
 
 
-def forward(
-    recorder: Any,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
-    _check_channels(x, weight, transposed, groups)
+class How(NamedTuple):
+    """The arguments that a convolution has besides tensors, as PyTorch orders them."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+def forward(recorder: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    how = How(*rest)
+    _check_channels(x, weight, how)
     last = _layout(x, weight)
     copies = _copies(recorder, (x, weight), last)
-    shape = _output_shape(
-        x.shape, weight.shape, stride, padding, dilation, transposed, output_padding, groups
-    )
+    shape = _output_shape(x.shape, weight.shape, how)
     out = recorder.new(shape, x.dtype, _strides(shape, last))
-    _log(recorder, False, x, weight, shape, groups, stride, dilation, transposed)
+    _log(recorder, False, x, weight, shape, how)
     recorder.release(copies)
     return out
 
 
-def _check_channels(x: Any, weight: Any, transposed: bool, groups: int) -> None:
+def _check_channels(x: Any, weight: Any, how: How) -> None:
     """Raises what PyTorch raises."""
-    wanted = weight.shape[0] if transposed else weight.shape[1] * groups
+    wanted = weight.shape[0] if how.transposed else weight.shape[1] * how.groups
     if x.shape[1] != wanted:
         raise RuntimeError(
-            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"Given groups={how.groups}, weight of size {list(weight.shape)}, expected input"
             f"{list(x.shape)} to have {wanted} channels, but got {x.shape[1]} channels instead"
         )
 
 
-def backward(
-    recorder: Any,
-    gradient: Any,
-    x: Any,
-    weight: Any,
-    bias_sizes: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    wanted: Sequence[bool],
-) -> Any:
+def backward(recorder: Any, gradient: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    *those, wanted = rest
     last = _layout(x, weight)
     copies = _copies(recorder, (gradient, x, weight), last)
     outs = [
@@ -101,51 +88,32 @@ def backward(
         for t, want in zip((x, weight), wanted)
     ]
     outs.append(recorder.new((gradient.shape[1],), x.dtype) if wanted[2] else None)
-    _log(recorder, True, x, weight, gradient.shape, groups, stride, dilation, transposed)
+    _log(recorder, True, x, weight, gradient.shape, How(*those))
     recorder.release(copies)
     return tuple(outs)
 
 
-def _log(
-    recorder: Any,
-    backward: bool,
-    x: Any,
-    weight: Any,
-    out: Shape,
-    groups: int,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-) -> None:
+def _log(recorder: Any, backward: bool, x: Any, weight: Any, out: Shape, how: How) -> None:
     recorder.events.append(("conv", len(recorder.convs)))
     shapes = tuple(x.shape), tuple(weight.shape), tuple(out)
-    how = tuple(stride), tuple(dilation), transposed
-    recorder.convs.append(Conv(backward, *shapes, groups, x.element_size(), *how))
+    moves = tuple(how.stride), tuple(how.dilation), how.transposed
+    recorder.convs.append(Conv(backward, *shapes, how.groups, x.element_size(), *moves))
 
 
-def _output_shape(
-    x: Shape,
-    weight: Shape,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Shape:
+def _output_shape(x: Shape, weight: Shape, how: How) -> Shape:
     """(N, C, spatial…); an option with one value is meant for all the dimensions."""
     out: list[int] = []
     for i, size in enumerate(x[2:]):
         step, pad, gap, extra = (
             option[i if len(option) > 1 else 0]
-            for option in (stride, padding, dilation, output_padding)
+            for option in (how.stride, how.padding, how.dilation, how.output_padding)
         )
         reach = gap * (weight[i + 2] - 1)
-        if transposed:
+        if how.transposed:
             out.append((size - 1) * step - 2 * pad + reach + extra + 1)
         else:
             out.append((size + 2 * pad - reach - 1) // step + 1)
-    return (x[0], weight[1] * groups if transposed else weight[0], *out)
+    return (x[0], weight[1] * how.groups if how.transposed else weight[0], *out)
 
 
 def _layout(x: Any, weight: Any) -> torch.memory_format | None:
@@ -162,11 +130,7 @@ def _strides(shape: Shape, last: torch.memory_format | None) -> Shape | None:
     """Of a dense channels-last tensor; None if it is to be contiguous."""
     if last is None:
         return None
-    strides, step = [0] * len(shape), 1
-    for i in (1, *range(len(shape) - 1, 1, -1), 0):
-        strides[i] = step
-        step *= max(shape[i], 1)
-    return tuple(strides)
+    return torch.empty(shape, device="meta", memory_format=last).stride()
 
 
 def _copies(recorder: Any, tensors: Any, last: torch.memory_format | None) -> list[int]:

@@ -27,6 +27,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+OLDEST = (2, 4)  # of torch
 _CUDA = 1  # c10::DeviceType
 _ENTRIES = 160  # more than any of the tables has
 _CODE = {  # return 1, and 0 in the second register; return 0
@@ -49,6 +50,8 @@ def install() -> None:
     Raises Unfit."""
     if _installed or (torch.backends.cuda.is_built() and torch.cuda.is_available()):
         return
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
+        raise Unfit(f"torch {torch.__version__} is too old: a trace needs 2.4 or newer")
     if platform.machine() not in _CODE:
         raise Unfit(f"fake CUDA tensors are not known to work on {platform.machine()}")
     _installed.append(True)
@@ -114,8 +117,6 @@ def _virtual_functions(*headers: Path) -> List[str]:
     has two places, and what overrides a function has that function's."""
     names: List[str] = []
     for header in headers:
-        if not header.exists():  # the base has its own since torch 2.2
-            continue
         text = re.sub(r"//.*|/\*.*?\*/", "", header.read_text())
         for name in re.findall(r"virtual\s[^;{()]*?(~?\w+)\(", text):
             if name.startswith("~"):

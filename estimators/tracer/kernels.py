@@ -9,7 +9,7 @@ pass. Only cuDNN knows its size; the gates and states of each step are a fair gu
 """
 
 import math
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -55,57 +55,53 @@ def _layers(original: Callable[..., Any], mode: int) -> Callable[..., Any]:
         out_size = state.shape[-1]
         hidden = out_size if cell is None else cell.shape[-1]
         with torch.autocast("cuda", enabled=False):
-            outs = torch.ops.aten._cudnn_rnn(
-                x,
-                weights,
-                len(weights) // (depth * (2 if both else 1)),
-                None,
-                state,
-                cell,
-                mode,
-                hidden,
-                out_size if out_size != hidden else 0,
-                depth,
-                batch_first,
-                dropout,
-                train,
-                both,
-                [int(size) for size in steps],
-                None,
+            per_layer = len(weights) // (depth * (2 if both else 1))
+            projected = out_size if out_size != hidden else 0
+            sizes = [int(size) for size in steps]
+            how = _How(
+                mode, hidden, projected, depth, batch_first, dropout, train, both, sizes, None
             )
+            outs = aten._cudnn_rnn(x, weights, per_layer, None, state, cell, *how)
         return outs[: 3 if mode == _LSTM else 2]
 
     return run
 
 
+class _How(NamedTuple):
+    """The arguments that cuDNN's layers have besides tensors, as PyTorch orders them."""
+
+    mode: int
+    hidden: int
+    projected: int  # 0: there is no projection
+    depth: int
+    batch_first: bool
+    dropout: float
+    train: bool
+    both: bool  # directions
+    sizes: Sequence[int]  # of the time steps of a packed sequence
+    dropout_state: Any
+
+
 def rnn(
     recorder: Any,
     x: Any,
-    weights: Sequence[Any],
+    weights: Any,
     per_layer: int,
     buffer: Any,
     state: Any,
     cell: Any,
-    mode: int,
-    hidden: int,
-    projected: int,
-    depth: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    both: bool,
-    sizes: Sequence[int],
-    dropout_state: Any,
+    *rest: Any,
 ) -> Tuple[Any, ...]:
     recorder.note("what cuDNN keeps for recurrent layers is guessed")
-    copies = _copy(recorder, batch_first, x)
-    ways = 2 if both else 1
-    out = recorder.new((*x.shape[:-1], (projected or hidden) * ways), x.dtype)
+    how = _How(*rest)
+    copies = _copy(recorder, how, x)
+    ways = 2 if how.both else 1
+    out = recorder.new((*x.shape[:-1], (how.projected or how.hidden) * ways), x.dtype)
     last = recorder.new(state.shape, x.dtype)
     last_cell = recorder.new((0,) if cell is None else cell.shape, x.dtype)
     steps = x.numel() // x.shape[-1]
-    kept = steps * hidden * ways * depth * _KEPT[mode] * x.element_size() if train else 0
-    reserve = recorder.new((kept,), torch.uint8)
+    units = steps * how.hidden * ways * how.depth if how.train else 0
+    reserve = recorder.new((units * _KEPT[how.mode] * x.element_size(),), torch.uint8)
     recorder.release(copies)
     return out, last, last_cell, reserve, recorder.new((0,), x.dtype)
 
@@ -113,24 +109,17 @@ def rnn(
 def rnn_backward(
     recorder: Any,
     x: Any,
-    weights: Sequence[Any],
+    weights: Any,
     per_layer: int,
     buffer: Any,
     state: Any,
     cell: Any,
     out: Any,
-    gradient: Optional[Any],
-    last_gradient: Optional[Any],
-    cell_gradient: Optional[Any],
-    mode: int,
-    hidden: int,
-    projected: int,
-    depth: int,
-    batch_first: bool,
     *rest: Any,
 ) -> Tuple[Any, ...]:
-    copies = _copy(recorder, batch_first, x, out, out)  # the last for the gradient
     wanted = rest[-1]
+    how = _How(*rest[3:13])  # after the gradients of the outputs
+    copies = _copy(recorder, how, x, out, out)  # the last for the gradient
     new = [
         recorder.new(t.shape, t.dtype) if want and t is not None else None
         for t, want in zip((x, state, cell), wanted)
@@ -140,9 +129,9 @@ def rnn_backward(
     return (*new, gradients)
 
 
-def _copy(recorder: Any, batch_first: bool, *tensors: Any) -> Any:
+def _copy(recorder: Any, how: _How, *tensors: Any) -> Any:
     """cuDNN wants time first."""
-    return [recorder.hold(t.numel() * t.element_size()) for t in tensors if batch_first]
+    return [recorder.hold(t.numel() * t.element_size()) for t in tensors if how.batch_first]
 
 
 # -- a single cell: for an LSTMCell PyTorch has shape rules ----------------------------------------

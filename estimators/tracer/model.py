@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 from .explanation import with_explanation
 from .fakecuda import Unfit
-from .modules import Attribution, Layers, tensors
+from .modules import Attribution, Layers
 from .operators import map_tensors
 from .recording import GPU, Recorder
 from .replay import replay
 from .report import Report
 from .substitutes import replace_attributes
+from .values import tensors
 
 
 def trace(

@@ -7,7 +7,7 @@ import re
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Iterable, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from .answering import is_own, short_path
 from .recording import Recorder
 from .report import Layer
+from .values import tensors
 
 
 class Layers:
@@ -58,16 +59,6 @@ class Layers:
                 inner=bool(module._modules),
             )
             self.layers.append(layer)
-
-
-def tensors(value: Any) -> Iterable[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors(part)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
 
 
 class Module(NamedTuple):

@@ -7,18 +7,18 @@ storage is tracked until it is freed. Results are cached by operator and shapes,
 are repetitive.
 """
 
+import contextlib
 import importlib
 import itertools
 import math
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import fakecuda, substitutes
@@ -63,31 +63,6 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
     id: int
     nbytes: int
     value: Any  # see `Values`
-
-
-class _Polled(StorageWeakRef):
-    """The same before torch 2.2, where storages cannot call back and have to be polled."""
-
-    address: int
-    id: int
-    nbytes: int
-    value: Any
-
-    def __init__(self, storage: Any, gone: Any) -> None:
-        super().__init__(storage)
-
-
-class _Inside:
-    """The recorder also sees the operators that one consists of."""
-
-    def __init__(self, recorder: "Recorder") -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self._recorder)
-
-    def __exit__(self, *exception: Any) -> None:
-        TorchDispatchMode.__exit__(self._recorder, *exception)
 
 
 class Recorder(TorchDispatchMode):
@@ -145,7 +120,6 @@ class Recorder(TorchDispatchMode):
         self.since: Optional[float] = None
         self._ids = 0
         self._storages: Dict[int, Any] = {}
-        self._Watched: Any = _Storage if _storages_call_back() else _Polled
         self._held: Dict[int, int] = {}
         self._answers: Dict[Tuple[Any, ...], Any] = {}
         self._home = self._thread = threading.get_ident()
@@ -329,7 +303,7 @@ class Recorder(TorchDispatchMode):
                 return
             self._drop(known)  # resized
         self._ids += 1
-        watched = self._Watched(storage, self._drop)
+        watched = _Storage(storage, self._drop)
         watched.address, watched.id, watched.nbytes = address, self._ids, nbytes
         watched.value = None
         self._storages[address] = watched
@@ -340,9 +314,6 @@ class Recorder(TorchDispatchMode):
         self._log_release(watched.id, watched.nbytes)
 
     def _log_allocation(self, id: int, nbytes: int, dtype: Optional[torch.dtype]) -> None:
-        if self._Watched is _Polled:
-            for watched in [w for w in self._storages.values() if w.id != id and w.expired()]:
-                self._drop(watched)
         self.events.append((id, nbytes))
         if nbytes and self.since is None:
             self.since = time.monotonic()
@@ -396,8 +367,17 @@ class Recorder(TorchDispatchMode):
             raise NotImplementedError(f"{func.name()} cannot be traced")
         name = func.name().replace("_backward", "")
         self.note(f"{name} is taken to be one kernel, as torch.compile makes it")
-        with _Inside(self):
+        with self._inside():
             return rule(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """The recorder also sees the operators that one consists of."""
+        TorchDispatchMode.__enter__(self)
+        try:
+            yield
+        finally:
+            TorchDispatchMode.__exit__(self, None, None, None)
 
     def _on_gpu(
         self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any], small: bool
@@ -435,7 +415,7 @@ class Recorder(TorchDispatchMode):
                 return out
         kind = KINDS.get(func) or kind_of(func)
         if kind == "composite":
-            with _Inside(self):
+            with self._inside():
                 return func.decompose(*args, **kwargs)
         if kind == "in place":
             return args[0] if func._schema.returns else None
@@ -530,10 +510,3 @@ def _on_zeros(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         return func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
     except Exception:  # noqa: BLE001  what the rule says is told
         return None
-
-
-def _storages_call_back() -> bool:
-    """Whether the Python object of a storage lives as long as the storage does."""
-    tensor = torch.empty(0, device=META)
-    tensor.untyped_storage().kept = True
-    return hasattr(tensor.untyped_storage(), "kept")

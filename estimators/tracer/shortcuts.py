@@ -109,8 +109,7 @@ class Repeats:
 
 
 def _has_hooks(module: Any) -> bool:
-    hooks = "_post_accumulate_grad_hooks"  # torch 2.1
-    return any(getattr(parameter, hooks, None) for parameter in module.parameters())
+    return any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
 
 
 def _has_gradients(module: Any) -> bool:

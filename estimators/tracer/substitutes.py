@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import convolution, kernels, sparse
+from .operators import KINDS, kind_of
 from .values import LEFT_EMPTY
 
 aten = torch.ops.aten
 _installed: List[Any] = []
-_tensor = torch.tensor
 
 
 # Kernels of a GPU, which PyTorch composes of others where there is none. RMSNorm's: torch 2.9.
@@ -72,32 +72,12 @@ def recording() -> Iterator[None]:
     normal distribution, which may be done until the values fit, and `torch.tensor(…,
     device="cuda")` makes a CPU tensor first, which is then moved under the Recorder's eyes."""
     with replace_attributes(torch.nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor):
-        if hasattr(torch._C, "_set_only_lift_cpu_tensors"):
-            before = torch._C._only_lift_cpu_tensors()
-            torch._C._set_only_lift_cpu_tensors(True)
-            try:
-                yield
-            finally:
-                torch._C._set_only_lift_cpu_tensors(before)
-        else:
-            with replace_attributes(torch, tensor=_tensor_by_way_of_cpu):
-                yield
-
-
-def _tensor_by_way_of_cpu(
-    data: Any,
-    *,
-    dtype: Any = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Any:
-    """`torch.tensor` for versions that cannot do so by themselves."""
-    device = device or torch.utils._device.CURRENT_DEVICE
-    with torch._C.DisableTorchFunction():
-        tensor = _tensor(data, dtype=dtype)
-    tensor = tensor if device is None else tensor.to(device)
-    return tensor.requires_grad_(requires_grad)
+        before = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        try:
+            yield
+        finally:
+            torch._C._set_only_lift_cpu_tensors(before)
 
 
 def _let_optimizers_batch() -> None:
@@ -110,25 +90,6 @@ def _let_optimizers_batch() -> None:
 
 # -- on the CPU ------------------------------------------------------------------------------------
 
-_FILLS = frozenset(
-    getattr(getattr(aten, name), overload)
-    for name, overload in (
-        ("uniform_", "default"),
-        ("normal_", "default"),
-        ("erfinv_", "default"),
-        ("random_", "default"),
-        ("bernoulli_", "float"),
-        ("fill_", "Scalar"),
-        ("zero_", "default"),
-        ("mul_", "Tensor"),
-        ("mul_", "Scalar"),
-        ("add_", "Tensor"),
-        ("add_", "Scalar"),
-        ("clamp_", "default"),
-        ("div_", "Tensor"),
-        ("copy_", "default"),
-    )
-)
 _RANDOM = frozenset((aten.uniform_.default, aten.normal_.default, aten.erfinv_.default))
 _EMPTY = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty))
 _M_MMAP_THRESHOLD = -3  # of mallopt
@@ -145,13 +106,17 @@ def give_zeros() -> None:
 def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     """Runs an operator on real tensors. Large parameters are not initialised, since they become
     fake; what nobody has written to yet is zero."""
-    if func in _FILLS:
-        target = args[0]
-        if target.numel() * target.element_size() >= LEFT_EMPTY and (
-            isinstance(target, torch.nn.Parameter)
+    target = args[0] if args else None
+    if (
+        isinstance(target, torch.Tensor)
+        and target.numel() * target.element_size() >= LEFT_EMPTY
+        and (KINDS.get(func) or kind_of(func)) == "in place"
+        and (
+            (isinstance(target, torch.nn.Parameter) and func.namespace == "aten")
             or (func in _RANDOM and target.is_floating_point())
-        ):
-            return target
+        )
+    ):
+        return target
     out = func(*args, **kwargs)
     if (
         func.overloadpacket in _EMPTY

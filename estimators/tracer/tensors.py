@@ -266,9 +266,8 @@ def _moves() -> None:
     moved one. PyTorch lets it keep its identity by changing it in place, which it refuses between
     a real and a fake tensor; there the two change places instead.
     """
-    if hasattr(torch.utils, "swap_tensors"):  # torch 2.3
-        Module._apply = _apply
-        torch.Tensor.data = property(_data.__get__, _set_data)
+    Module._apply = _apply
+    torch.Tensor.data = property(_data.__get__, _set_data)
 
 
 _data = torch._C.TensorBase.data

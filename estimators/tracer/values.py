@@ -106,7 +106,7 @@ class Values:
 
     def follow(self, func: Any, args: Any, kwargs: Dict[str, Any], out: Any) -> None:
         """Call this after an operator has run on the GPU. No view is new."""
-        outs = [one for one in _tensors(out) if self._may_be_kept(one)]
+        outs = [one for one in tensors(out) if self._may_be_kept(one)]
         written = _writes(func)
         if not outs and not written:
             return
@@ -117,7 +117,7 @@ class Values:
         if real is None and outs and outs[0].dtype in DISCRETE:
             real = self._settle(func, args, outs[0])
         if real is not None:
-            for one, contents in zip(_tensors(out), _tensors(real)):
+            for one, contents in zip(tensors(out), tensors(real)):
                 if self._may_be_kept(one):
                     self.keep(one, contents)
 
@@ -137,7 +137,7 @@ class Values:
             args = (self._target(args[0]), *args[1:])
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _CPU}
-        elif not made and not _tensors(args):
+        elif not made and not tensors(args):
             raise _Unknown
         result = func(*self._real(args, made), **self._real(kwargs, made))
         if func.overloadpacket not in _EMPTY:
@@ -192,7 +192,7 @@ class Values:
 
     def forget(self, written: Any) -> None:
         """Call this for what something else wrote to."""
-        for tensor in _tensors(written):
+        for tensor in tensors(written):
             plain = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
             kept = self._kept(tensor) if plain else None
             if kept is not None:
@@ -211,9 +211,12 @@ def _writes(func: Any) -> List[Tuple[str, int]]:
     ]
 
 
-def _tensors(value: Any) -> List[Any]:
+def tensors(value: Any) -> List[Any]:
+    """Those in it, at any depth of the usual containers."""
     if isinstance(value, torch.Tensor):
         return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, (tuple, list)):
-        return [tensor for part in value for tensor in _tensors(part)]
+        return [tensor for part in value for tensor in tensors(part)]
     return []

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import estimators  # noqa: E402
 from estimators.look import patches  # noqa: E402
-from estimators.tracer import patching  # noqa: E402
+from estimators.tracer import fakecuda, patching  # noqa: E402
 from estimators.tracer.fakecuda import _virtual_functions  # noqa: E402
 from estimators.tracer.modules import Layers  # noqa: E402
 from estimators.tracer.recording import Recorder  # noqa: E402
@@ -428,9 +428,16 @@ def test_the_table_of_virtual_functions(tmp_path: Any) -> None:
         "struct D : Base {\n  ~D() override;\n  virtual void init() const override {}\n"
         "  virtual const long& hasIt(\n      int /*index*/) const;\n};"
     )
-    assert _virtual_functions(base, derived, tmp_path / "none.h") == [
+    assert _virtual_functions(base, derived) == [
         "~", "~", "isBuilt", "init", "hasIt"
     ]  # fmt: skip
+
+
+def test_an_old_pytorch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fakecuda, "_installed", [])
+    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
+    with pytest.raises(fakecuda.Unfit, match=r"torch 2\.3\.1\+cu121 is too old"):
+        fakecuda.install()
 
 
 def test_a_process_that_has_trained_without_a_gpu_is_told_so() -> None:
