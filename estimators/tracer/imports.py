@@ -107,12 +107,18 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class _NoSymbols:
+    """sympy, where no argument can be a symbol: each of its classes has no instances."""
+
+    def __getattr__(self, name: str) -> Any:
+        return type(name, (), {})
+
+
 def _spare_sympy(function: Any) -> None:
     """Have the function import a stand-in. Others hold it already, so it stays the same."""
     code = getattr(function, "__code__", None)
     if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
-        nothing = types.SimpleNamespace(Basic=type("NoSymbol", (), {}))
-        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY, lambda: sys.modules.get(SYMPY, nothing))
+        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY, lambda: sys.modules.get(SYMPY, _NoSymbols()))
         names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
         function.__code__ = code.replace(co_names=tuple(names))
 
