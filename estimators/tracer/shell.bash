@@ -10,7 +10,7 @@ __carma_redirection="([[:space:]]|^)([0-9]*|\{[A-Za-z_0-9]+\})(&?>>?\|?|<|<<<|<>
 __carma_heredoc=$'[0-9]*<<-? ?[\'"\\\\]?[A-Za-z_0-9]+[\'"]?([^\n]*)\n'
 __carma_prints='^(\[|[ef]?grep|awk|basename|cat|column|comm|cut|date|dirname|du|expr|file|find|getconf|getopt|head|hostname|id|jq|lmod|ls|modulecmd.*|nproc|paste|printenv|printf|readlink|realpath|rev|sed|seq|shuf|sort|stat|tac|test|tr|uname|uniq|wc|which|whoami)$'
 
-__carma_own=' command kill nvidia-smi tail trap xargs ' # functions, and those made below
+__carma_own=' command kill nvidia-smi sleep tail trap xargs ' # functions, and those made below
 nvidia-smi() {
   for ((__carma_at = 0; __carma_at < __carma_gpus; __carma_at++)); do
     case "$* " in *=index\ *) echo $__carma_at ;; *=count\ *) echo "$__carma_gpus" ;; *--query*) echo $'\2' ;; *) echo "GPU $__carma_at" ;; esac
@@ -19,6 +19,7 @@ nvidia-smi() {
 tail() { [[ ${1-} == -[fF]* ]] || builtin command tail "$@"; }
 xargs() { if [[ $* =~ ^(-[0rtx]|-[dnL]\ ?[^\ ]+|\ )*$ ]]; then builtin command xargs "$@"; else __carma_report xargs "$@"; fi; }
 kill() { :; }
+sleep() { :; }
 trap() { :; } # while one runs, BASH_COMMAND is still the command before it
 command() {
   if [[ ${1-} == -*[vV]* ]]; then builtin command "$@"; return; fi
@@ -78,5 +79,6 @@ __carma_report() {
 __carma_self=${BASH_SOURCE[0]}
 __carma_bash() { (unset POSIXLY_CORRECT; export BASH_ENV=$__carma_self; builtin command bash "$@"); }
 set -o functrace
+# A loop that sleeps waits for what a program does: it goes on as if that were done.
 # extdebug is not set at once, as bash would look for its debugger
-builtin trap '! { shopt -s extdebug; __carma_writes "$BASH_COMMAND" && { eval "__carma_words=($__carma_text)"; __carma_report "${__carma_words[@]}"; [[ ! $__carma_last ]] || exit 0; }; }' DEBUG
+builtin trap '[[ $BASH_COMMAND != sleep* ]] || ((++__carma_slept < 100)) || break 2>/dev/null; ! { shopt -s extdebug; __carma_writes "$BASH_COMMAND" && { eval "__carma_words=($__carma_text)"; __carma_report "${__carma_words[@]}"; [[ ! $__carma_last ]] || exit 0; }; }' DEBUG
