@@ -267,21 +267,20 @@ def _guess(value: Any, other: Any, recorder: Recorder) -> Callable[..., Any]:
 
 
 def _accelerator(gpus: int) -> None:
-    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
-    if accelerator is not None:
-        values = {
-            "is_available": True,
-            "device_count": gpus,
-            "current_accelerator": torch.device("cuda"),
-            "current_device_index": 0,
-            "current_device_idx": 0,
-            "synchronize": None,
-        }
-        for key, value in values.items():
-            setattr(accelerator, key, _always(value))
-        accelerator.set_device_index = accelerator.set_device_idx = torch.cuda.set_device
-        accelerator.current_stream = lambda device=None: _Stream()
-        torch._C._get_accelerator = _always(torch.device("cuda"))
+    accelerator: Any = torch.accelerator
+    values = {
+        "is_available": True,
+        "device_count": gpus,
+        "current_accelerator": torch.device("cuda"),
+        "current_device_index": 0,
+        "current_device_idx": 0,
+        "synchronize": None,
+    }
+    for key, value in values.items():
+        setattr(accelerator, key, _always(value))
+    accelerator.set_device_index = accelerator.set_device_idx = torch.cuda.set_device
+    accelerator.current_stream = lambda device=None: _Stream()
+    torch._C._get_accelerator = _always(torch.device("cuda"))
 
 
 # -- running out of memory
@@ -289,14 +288,13 @@ def _accelerator(gpus: int) -> None:
 
 def _raiser(recorder: Recorder) -> Callable[[int], None]:
     """What it returns is called from any thread."""
-    kind: Any = getattr(torch, _NAME, None) or torch.cuda.OutOfMemoryError  # torch 2.5
 
     def full(nbytes: int) -> None:
         main = threading.main_thread().ident  # another after a fork
         if any(map(_waits, _stack(sys._current_frames().get(main or 0)))):
             recorder.note(FULL)
             mib, has_mib = (round(size / 2**20, 2) for size in (nbytes, recorder.memory))
-            raise kind(
+            raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {mib} MiB. GPU 0 has a total capacity of "
                 f"{has_mib} MiB"
             )

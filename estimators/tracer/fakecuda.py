@@ -7,7 +7,7 @@ answers of a machine with one GPU, through `ctypes`, in memory only:
 
 - the *device guard* of CUDA, an entry in a table of c10, becomes an object of ours;
 - the *hooks*, a C++ object of ATen, get a copy of their table of virtual functions in which
-  `isBuilt` (before torch 2.6 `hasCUDA`) and `hasPrimaryContext` say yes.
+  `isBuilt` (in torch 2.6 `hasCUDA`) and `hasPrimaryContext` say yes.
 
 Which function has which place is read from the headers that come with PyTorch. Nearly all of them
 return device 0 of type CUDA, the default stream, the count 1, or true: in registers these are one
@@ -27,7 +27,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-OLDEST = (2, 4)  # of torch
+OLDEST = (2, 6)  # of torch
 _CUDA = 1  # c10::DeviceType
 _ENTRIES = 160  # more than any of the tables has
 _CODE = {  # return 1, and 0 in the second register; return 0
@@ -51,7 +51,7 @@ def install() -> None:
     if _installed or (torch.backends.cuda.is_built() and torch.cuda.is_available()):
         return
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
-        raise Unfit(f"torch {torch.__version__} is too old: a trace needs 2.4 or newer")
+        raise Unfit(f"torch {torch.__version__} is too old: a trace needs 2.6 or newer")
     if platform.machine() not in _CODE:
         raise Unfit(f"fake CUDA tensors are not known to work on {platform.machine()}")
     _installed.append(True)

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
-from torch._subclasses import fake_impls, fake_tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -480,11 +480,7 @@ class Recorder(TorchDispatchMode):
             with fake_tensor.in_kernel_invocation_manager(self._mode):
                 out = func(*map_tensors(as_meta, args), **kwargs)
         except NotImplementedError:
-            rule = fake_impls.op_implementations_dict.get(func)
-            if rule is None:
-                out = func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
-            else:  # as for attention before torch 2.6
-                out = rule(self._mode, func, *args, **kwargs)
+            out = func(*map_tensors(as_zeros, args), **map_tensors(as_zeros, kwargs))
         except (RuntimeError, IndexError, TypeError, ValueError):
             out = _on_zeros(func, args, kwargs)
             if out is None:

@@ -52,7 +52,6 @@ def install() -> None:
     _installed.append(original)
     kernels.install_rnns()
     _let_optimizers_batch()
-    FakeTensor.tolist = _to_list
 
 
 @contextlib.contextmanager
@@ -87,11 +86,6 @@ def _let_optimizers_batch() -> None:
         known = getattr(importlib.import_module(name), "_foreach_supported_types", None)
         if isinstance(known, list) and FakeTensor not in known:
             known.append(FakeTensor)
-
-
-def _to_list(tensor: Any) -> Any:
-    """FakeTensor's own asks PyTorch's symbolic shapes, before torch 2.6."""
-    return [_to_list(part) for part in tensor] if tensor.dim() else tensor.item()
 
 
 # -- on the CPU ------------------------------------------------------------------------------------

@@ -435,8 +435,8 @@ def test_the_table_of_virtual_functions(tmp_path: Any) -> None:
 
 def test_an_old_pytorch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fakecuda, "_installed", [])
-    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
-    with pytest.raises(fakecuda.Unfit, match=r"torch 2\.3\.1\+cu121 is too old"):
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cu121")
+    with pytest.raises(fakecuda.Unfit, match=r"torch 2\.5\.1\+cu121 is too old"):
         fakecuda.install()
 
 

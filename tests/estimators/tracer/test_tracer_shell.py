@@ -289,9 +289,7 @@ def test_an_old_kernel_runs_no_shell_script(monkeypatch: pytest.MonkeyPatch) -> 
         found("python t.py")
 
 
-@pytest.mark.parametrize(
-    "text", ["while :; do :; done", "read x < /dev/zero", "cat /dev/zero"]
-)
+@pytest.mark.parametrize("text", ["while :; do :; done", "read x < /dev/zero", "cat /dev/zero"])
 def test_what_does_not_end_is_ended(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "PATIENCE_S", 1)
     began = time.monotonic()
