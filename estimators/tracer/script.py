@@ -21,7 +21,6 @@ import json
 import re
 import runpy
 import sys
-import traceback
 import types
 import weakref
 from dataclasses import replace
@@ -48,11 +47,10 @@ from . import (
 )
 from .answering import Answer, Clock, Stop, offline, one_line, what_went_wrong
 from .attempts import explore
-from .blame import is_of_shortness, own_crash
-from .choices import Plan
+from .blame import judge, stop
+from .choices import Deceit, Plan
 from .command import Options
 from .explanation import with_explanation
-from .made_up import Deceit
 from .modules import Attribution, Layers
 from .recording import Recorder
 from .replay import Replays
@@ -63,14 +61,9 @@ from .shortcuts import PASSES, Repeats
 from .swallowed import Swallowed
 
 STEPS = 2
-# What a script hardly raises itself.
-_FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 _AFTER_FORK = "autograd's threading in combination with fork"  # PyTorch trains in no such process
 PARTLY = "a process that was started after a backward pass counts as far as its own first one"
 ENOUGH = 12
-_OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
-_TORCH = f"{Path(torch.__file__).parent}/"
-ASSUMED = " taken to "  # in notes
 FOREIGN_S = 0.5  # of a processor, without imports, that another framework computes at least
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
@@ -160,8 +153,7 @@ class Trace:
 
     def begin(self, answer: Answer, options: Options) -> None:
         self._answer, self._steps.clock, self._options = answer, answer.clock, options
-        answer.find_reason, answer.find_state = self._find_foreign, self._find_state
-        answer.find_part = self._find_part
+        answer.trace = self
         self.attribution = Attribution(self.recorder) if options.explain else None
         self.rest = Ending(self.recorder, self._phases, answer, options.rest_s)
 
@@ -219,12 +211,12 @@ class Trace:
         if not self._answer.is_first and self.recorder.has_allocated:
             self.guard(fail)
 
-    def _find_state(self) -> tuple[str, float, bool]:
+    def find_state(self) -> tuple[str, float, bool]:
         index, since = self.recorder.gpu or 0, self.recorder.since
         gpu = "" if since is None else following.name_of_gpu(index)
         return gpu, since or 0.0, not self._steps.by_hand
 
-    def _find_part(self, note: str = "") -> Report | None:
+    def find_part(self, note: str = "") -> Report | None:
         """What is known when nobody waits for more, or `note` says why there is no more."""
         if not self.recorder.has_allocated:
             return None
@@ -265,7 +257,7 @@ class Trace:
             )
             self._go_on()
 
-    def _find_foreign(self) -> str:
+    def find_reason(self) -> str:
         """Why to refuse a script that computes with another framework, and not with torch."""
         if self.recorder.events or self._answer.clock.own_s < FOREIGN_S:
             return ""
@@ -282,7 +274,7 @@ class Trace:
         if not (recorder.has_allocated or self._answer.is_first):
             self._answer.leave()
         if not steps and (why := swallowed.refusal):
-            self._answer.stop(self.stop(why))
+            self._answer.stop(stop(why, recorder, self.rest))
         if not recorder.has_allocated:
             self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
         if not steps:
@@ -299,8 +291,8 @@ class Trace:
         elif not steps and recorder.refused is not None:
             recorder.note_first(f"it went on after {what_went_wrong(recorder.refused)}")
         early = steps < STEPS and not self._steps.by_hand
-        stop = self.stop("it took no two steps", reported=True) if early else None
-        self._answer.report(self._report()[0], stop)
+        ended = stop("it took no two steps", recorder, self.rest) if early else None
+        self._answer.report(self._report()[0], ended)
 
     def _go_on(self) -> None:
         """All that is asked about training is known."""
@@ -327,10 +319,10 @@ class Trace:
             self.rest.end(why)
         self._answer.refuse(why)
 
-    def fail(self, stop: Stop) -> NoReturn:
+    def _fail(self, how: Stop, status: int = 1) -> NoReturn:
         if self.rest.begun:
-            self.rest.end(f"it stopped at {stop.why}" if stop.crash else stop.why, stop)
-        self._answer.stop(stop)
+            self.rest.end(f"it stopped at {how.why}" if how.crash else how.why, how)
+        self._answer.stop(how, status)
 
     def guard(self, call: Callable[[], Any]) -> None:
         """Returns if the script ends by itself."""
@@ -348,14 +340,14 @@ class Trace:
             if _AFTER_FORK in text:
                 if self.rest.begun:  # the process that was waited for
                     self.rest.end(PARTLY)
-                if part := self._find_part(PARTLY):
+                if part := self.find_part(PARTLY):
                     self._answer.report(part)
                 self._answer.leave()
             if "can't allocate memory" in text:
                 self.refuse(_short_of_memory(self._options))
             if no_network := offline(error):
                 self.refuse(text + no_network)
-            self.fail(_judge(error, text, self))
+            self._fail(judge(error, text, self.recorder, self.rest))
 
     def _exit(self, error: SystemExit) -> NoReturn:
         status, said = error.code, ""
@@ -364,21 +356,8 @@ class Trace:
         if not (self._answer.is_first or self.recorder.has_allocated):
             self._answer.leave(status)
         when = "" if self.rest.begun else " before two optimizer steps"
-        stop = _judge(error, f"it left with status {status}{when}{said}", self)
-        self.fail(replace(stop, status=status & 0xFF))
-
-    def stop(self, why: str, **fields: Any) -> Stop:
-        recorder = self.recorder
-        return Stop(
-            why,
-            asked=self.rest.asked,
-            skipped=recorder.skipped,
-            deceived=bool(recorder.deceived),
-            progress=recorder.operators,
-            late=self.rest.begun,
-            assumed="; ".join(note for note in recorder.notes if ASSUMED in note),
-            **fields,
-        )
+        said = f"it left with status {status}{when}{said}"
+        self._fail(judge(error, said, self.recorder, self.rest), status & 0xFF)
 
     def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
@@ -405,7 +384,7 @@ def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoR
 
 
 def _attempt(words: list[str], trace: Trace, plan: Plan) -> NoReturn:
-    trace.recorder.choices.plan = plan
+    trace.recorder.choices.plan, trace.recorder.deceived = plan, Deceit()
     if plan.flipped:
         places = ", ".join(map(_short, sorted(plan.flipped)))
         trace.recorder.note(
@@ -414,24 +393,6 @@ def _attempt(words: list[str], trace: Trace, plan: Plan) -> NoReturn:
     with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
         trace.guard(lambda: _execute(words))
         trace.finish()
-
-
-def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
-    """Whether the script would stop on a GPU, too."""
-    # Frameworks that clean up after an error may read values then.
-    made_up = trace.recorder.made_up and error is not trace.recorder.failed
-    try:
-        crash = own_crash(error, made_up=False)
-        certain = not made_up or bool(own_crash(error, made_up=True))
-    except Exception:  # noqa: BLE001  its exceptions may be of its own making
-        crash, certain = "", not made_up
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    by_torch = bool(frames) and frames[-1].startswith((_TORCH, checkpoints.__file__))
-    by_torch = by_torch or bool(_OF_SHAPES.search(why))
-    firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
-    if trace.rest.begun and is_of_shortness(error):  # its loops were cut short
-        firm = certain = False
-    return trace.stop(why, crash=crash, certain=certain, firm=firm)
 
 
 def _short(place: str) -> str:
