@@ -59,15 +59,15 @@ def main() -> None:
             answer.refuse(f"it uses {used}, and {foreign.ADVICE}")
         answer.refuse(f"its Python cannot import torch: {error}")
     from .fakecuda import Unfit
-    from .script import Trace, run
+    from .script import Trace
 
     try:
-        trace = Trace(options)
+        trace = Trace(options, answer)
     except Unfit as error:
         answer.refuse(str(error))
     if options.note:
         trace.recorder.note(options.note)
-    run(words, options, answer, trace)
+    trace.run(words)
 
 
 main()

@@ -1,8 +1,8 @@
 """Explains a trace: who holds memory when most is in use, the way there, and what would help.
 
-For the remedies, the recording is changed and replayed. `expandable_segments` is as exact as the
-trace itself, because nothing else changes. The others are approximations; each function says what
-it leaves out. `tests/estimators/tracer/test_tracer_what_if.py` compares each with a trace of a
+For most remedies, the recording is changed and replayed. `expandable_segments` is as exact as the
+trace itself, because nothing else changes. The others are approximations; each says what it leaves
+out. `tests/estimators/tracer/test_tracer_what_if.py` compares each with a trace of a
 script that really does it.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import torch
 
@@ -27,8 +27,6 @@ POINTS = 200  # of the picture
 
 Events = List[Tuple[Any, Any]]  # as in Recorder.events
 WORTH = 0.02  # of what is reserved: less is not worth telling
-QUANTISED = 4 * 4096  # bytes of a state in float32 from which bitsandbytes quantises it
-BLOCK = 256  # values that share a scale there
 GROUPS = 3  # of modules, whose checkpointing is tried
 _UNCHANGED = re.compile("Norm|Softmax|Loss")  # autocast computes these in float32
 _MULTIPLIES = re.compile(r"Linear|Conv|Attention|LSTM|GRU")
@@ -137,22 +135,26 @@ class _Case:
         """Those that free at least WORTH, the best first."""
         every = (
             Remedy(what, report.reserved - reserved, exact="expandable" in what)
-            for what, reserved in self._all(report.batch)
+            for what, reserved in self._all(report)
         )
         worth = (one for one in every if one.saved >= WORTH * report.reserved)
         return tuple(sorted(worth, key=lambda one: -one.saved))
 
-    def _all(self, batch: int) -> Iterator[tuple[str, int]]:
+    def _all(self, report: Report) -> Iterator[tuple[str, int]]:
         """What to do, and the bytes reserved then."""
         if not self._chosen.expandable:
             text = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             yield text, self._bytes_reserved(self._events, expandable=True)
         if self._is_float32():
             yield "mixed precision: torch.autocast with bfloat16", self._in_half()
-        if batch > 1:
-            yield f"half the batch: {batch // 2} instead of {batch}", self._half_batch()
-        if "optimizer" in self._kinds.values():
-            yield "an 8-bit optimizer, such as bitsandbytes has", self._in_8_bits()
+        if (batch := report.batch) > 1:
+            # Of all but parameters, gradients and optimizer.
+            half = (report.parts["activations"] + report.parts["workspace"]) // 2
+            yield f"half the batch: {batch // 2} instead of {batch}", report.reserved - half
+        kept = (how for what, how in self._events if self._kinds.get(what) == "optimizer")
+        if state := sum(how for how in kept if how >= 0):
+            saved = report.parts["optimizer"] - state // 4  # its kernels need no temporaries
+            yield "an 8-bit optimizer, such as bitsandbytes has", report.reserved - saved
         if checkpointed := min(self._with_checkpoints(), key=lambda one: one[1], default=None):
             yield checkpointed
 
@@ -162,12 +164,6 @@ class _Case:
         seen, convs = self._recorder, self._convs if convs is None else convs
         how = replace(self._chosen, **changed), seen.memory, self._layout
         return figures(events, convs, self._kinds, seen.benchmark, *how).reserved
-
-    def _resize(self, size: Callable[[int, int], int]) -> Events:
-        return [
-            (what, size(what, how)) if isinstance(what, int) and how >= 0 else (what, how)
-            for what, how in self._events
-        ]
 
     # -- mixed precision
 
@@ -194,8 +190,9 @@ class _Case:
 
         events: Events = []
         cast: set[int] = set()
-        for what, how in self._resize(size):
-            events.append((what, how))
+        for what, how in self._events:
+            is_new = isinstance(what, int) and how >= 0
+            events.append((what, size(what, how) if is_new else how))
             if what == "enter" and how not in cast:
                 module = self._modules[how]
                 if _MULTIPLIES.search(module.kind) and not module.has_children:
@@ -206,33 +203,6 @@ class _Case:
                 cast.clear()
         convs = [conv._replace(itemsize=min(2, conv.itemsize)) for conv in self._convs]
         return self._bytes_reserved(events, convs)
-
-    # -- a smaller batch, an 8-bit optimizer
-
-    def _half_batch(self) -> int:
-        """All but parameters, gradients, optimizer and temporaries of its step take half."""
-
-        def halve(shape: tuple[int, ...]) -> tuple[int, ...]:
-            return (max(1, shape[0] // 2), *shape[1:])
-
-        convs = [
-            conv._replace(input=halve(conv.input), output=halve(conv.output))
-            for conv in self._convs
-        ]
-        halved = self._resize(lambda id, n: n // 2 if self._parts[id] == "activations" else n)
-        return self._bytes_reserved(halved, convs)
-
-    def _in_8_bits(self) -> int:
-        """A byte per value, and a scale in float32 per block; its kernels need no temporaries."""
-
-        def size(id: int, nbytes: int) -> int:
-            if self._parts[id] != "optimizer":
-                return nbytes
-            if id not in self._kinds:
-                return 0
-            return nbytes // 4 + nbytes // BLOCK if nbytes >= QUANTISED else nbytes
-
-        return self._bytes_reserved(self._resize(size))
 
     # -- gradient checkpointing
 
