@@ -44,7 +44,6 @@ def main() -> None:
     show_to_python(GPUS, os.environ.get(GPUS) or made_up)
     limit(options.host_memory_mib, options.longest_s + CPU_S)
     answer = Answer(Clock(STARTED), options)
-    answer.before_the_deadline()
     answer.clock.install()
     try:
         import torch  # noqa: F401

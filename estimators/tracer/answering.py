@@ -147,7 +147,6 @@ class Answer:
         self.clock = clock
         self.trace: Trace | None = None  # once it has begun
         self._options = options
-        self._leaves = False
         self.is_first = True  # no process of an attempt has started this one
         self._fd = _out_of_the_way(ANSWER_FD)
         self._control: int | None = None  # of an attempt: it is closed when nobody waits any more
@@ -176,7 +175,6 @@ class Answer:
         """Call this in the first process of an attempt: its answers go to the one that made it."""
         os.close(self._fd)
         self._fd, self._control = _out_of_the_way(fd), _out_of_the_way(control)
-        self._leaves = False
         self.begin_process(own_s)
         self.is_first = True
 
@@ -198,10 +196,6 @@ class Answer:
         signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, _leave_to_thread)
         self._signals = reads
-
-    def leave_to_attempts(self) -> None:
-        """From now on they keep to the deadline."""
-        self._leaves = True
 
     def give(self, text: bytes, stop: Stop | None = None, status: int = 0) -> NoReturn:
         """`stop`: of an attempt that ended before two optimizer steps. `status`: to leave with."""
@@ -270,20 +264,14 @@ class Answer:
 
         def wait() -> None:
             is_over = False  # nobody waits
-            while (left_s := self._left_s) > 0 and not self._leaves and not is_over:
+            while (left_s := self._left_s) > 0 and not is_over:
                 began_s = time.process_time()
                 is_over = self._sleep(min(left_s, LOOK_S))
-                if (
-                    not self._leaves
-                    and self.trace is not None
-                    and (why := self.trace.find_reason())
-                ):
+                if self.trace is not None and (why := self.trace.find_reason()):
                     self.refuse(why)
                 if self._control is not None and time.process_time() - began_s > BUSY * LOOK_S:
                     with self._lock:
                         self._tell()
-            if self._leaves:
-                return
             if is_over:
                 self.conclude()
             if self._ready:

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import List, NoReturn, Tuple
+from typing import List, NoReturn, Tuple, Union
 
 from .answering import Answer, Message, Stop
 from .choices import Plan
@@ -32,14 +32,14 @@ MOST = 8  # attempts
 MOST_LATE = 3  # of them for a script that stopped after its two steps
 MUCH = 1.1  # times the operators: it came further, although it stopped for the same reason
 STEPS = 2
-# By the clock: how long those that are left may take in silence once a process has answered; and to
-# say what they have found out, when that is up. With two steps it is as long as these took.
+# By the clock: how long those that are left may take in silence once a process has answered (once
+# one has taken two steps, as long as these took); and to say what they have found out then.
 GRACE_S, LAST_S = (1.0, 5.0), 2.0
 MOST_PROCESSES = 16  # that are on a GPU
 _fork = os.fork  # `following` replaces it
 
 
-_Told = List[Tuple[Message, Report]]
+_Told = List[Tuple[Message, Union[Report, No]]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class Outcome:
 
 def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     """Give the answer of the best attempt. `run` makes one, and gives its answer."""
-    answer.leave_to_attempts()
     plan = Plan()
     first = _attempt(answer, plan, run)
     if first.stop is None:
@@ -158,71 +157,68 @@ def _attempt(answer: Answer, plan: Plan, run: Callable[[Plan], None]) -> Outcome
         run(plan)
     os.close(writes)
     os.close(controlled)
-    messages, all_ended = _listen(reads, control)
+    told, all_ended = _listen(reads, control)
     os.close(reads)
     if not all_ended:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    answer.clock.set(max((one.own_s for one in messages), default=own_s))
-    return replace(_outcome(messages), status=status)
+    answer.clock.set(max((one.own_s for one, _ in told), default=own_s))
+    return replace(_outcome(told), status=status)
 
 
-def _listen(reads: int, control: int) -> tuple[list[Message], bool]:
-    """The answers, and whether all that might give one have ended. Closes `control` then, or when
-    the time of those that have not is up."""
-    answers: list[Message] = []
-    began, left = time.monotonic(), b""
-    grace_s, has_trained, has_failed = GRACE_S[1], False, False
+def _listen(reads: int, control: int) -> tuple[_Told, bool]:
+    """What processes have answered, and whether all that might have ended. Closes `control` then,
+    or when the time of those that have not is up."""
+    told: _Told = []
+    left, grace_s, is_over = b"", GRACE_S[1], False
+    began = time.monotonic()
     until: float | None = None  # by the clock, once there is an answer
-    over: float | None = None
     while True:
         timeout = None if until is None else max(0.0, until - time.monotonic())
         if not select.select([reads], [], [], timeout)[0]:
-            if over is not None:
-                return answers, False
+            if is_over:
+                return told, False
             os.close(control)
-            until = over = time.monotonic() + LAST_S
+            until, is_over = time.monotonic() + LAST_S, True
             continue
         more = os.read(reads, 1 << 16)
         if not more:
-            if over is None:
+            if not is_over:
                 os.close(control)
-            return answers, True
+            return told, True
         *lines, left = (left + more).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):  # a process was killed while it wrote
-                message = Message.loads(line)
-                if message.answer:
-                    if _steps(message) >= STEPS and not has_trained:
-                        has_trained, grace_s = True, max(GRACE_S[0], message.said - began)
-                        grace_s = min(grace_s, GRACE_S[1])
-                    answers.append(message)
-                    has_failed |= message.decides and message.stop is not None
-                if message.answer or message.trains or not (has_trained or has_failed):
-                    until = message.said + grace_s
-        if over is not None or not any(one.decides for one in answers):
-            until = over
-        elif sum(bool(one.gpu) for one in answers) >= MOST_PROCESSES:
+                one = Message.loads(line)
+                if one.answer:
+                    told.append((one, loads(one.answer.encode())))
+                if not is_over and any(pair[0].decides for pair in told):
+                    trained = [pair[0].said for pair in told if _steps(pair[1]) >= STEPS]
+                    if trained:
+                        grace_s = min(max(GRACE_S[0], trained[0] - began), GRACE_S[1])
+                    failed = any(pair[0].decides and pair[0].stop for pair in told)
+                    if one.answer or one.trains or not (trained or failed):
+                        until = one.said + grace_s
+        if not is_over and sum(bool(one.gpu) for one, _ in told) >= MOST_PROCESSES:
             until = 0.0
 
 
-def _steps(message: Message) -> int:
-    told = loads(message.answer.encode())
-    return told.steps if isinstance(told, Report) else 0
+def _steps(said: Report | No) -> int:
+    return said.steps if isinstance(said, Report) else 0
 
 
-def _outcome(messages: list[Message]) -> Outcome:
+def _outcome(told: _Told) -> Outcome:
     """Of all processes: reports, unless one has stopped before any was trained; else who stopped
     first. If the first process came to its end, nobody minds those that failed without a GPU."""
-    messages = sorted(messages, key=lambda one: one.said)
-    told = [(one, loads(one.answer.encode())) for one in messages]
-    reports = [(one, report) for one, report in told if isinstance(report, Report)]
-    nos = [(one, no) for one, no in told if isinstance(no, No)]
+    told = sorted(told, key=lambda pair: pair[0].said)
+    reports = [(one, said) for one, said in told if isinstance(said, Report)]
+    nos = [(one, said) for one, said in told if isinstance(said, No)]
     is_over = any(one.is_first and one.stop is None for one, _ in reports)
     stops = [pair for pair in nos if pair[0].stop and (pair[0].decides or not is_over)]
     has_trained = any(report.steps >= STEPS for _, report in reports)
-    if len(messages) > 1 and reports and (has_trained or not stops):
-        best = max(map(_at_once, _by_gpu(reports)), key=_reserved)
+    if len(told) > 1 and reports and (has_trained or not stops):
+        gpus = {one.gpu for one, _ in reports}
+        best = max((_at_once(reports, gpu) for gpu in gpus), key=_reserved)
         stop = max(best, key=lambda pair: (pair[1].steps, pair[1].reserved))[0].stop
         report = together([report for _, report in best])
         lost = dict.fromkeys(no.why for one, no in nos if one.gpu)
@@ -236,21 +232,16 @@ def _outcome(messages: list[Message]) -> Outcome:
     return Outcome(first.stop, said)
 
 
-def _by_gpu(reports: _Told) -> list[_Told]:
-    names = {one.gpu for one, _ in reports}
-    return [[pair for pair in reports if pair[0].gpu == name] for name in names]
-
-
-def _at_once(reports: _Told) -> _Told:
-    """Those that hold most at once: all that lived when one of them was born."""
+def _at_once(reports: list[tuple[Message, Report]], gpu: str) -> list[tuple[Message, Report]]:
+    """Those on a GPU that hold most at once: all that lived when one of them was born."""
+    there = [pair for pair in reports if pair[0].gpu == gpu]
     groups = [
-        [pair for pair in reports if pair[0].born <= last.born < pair[0].said]
-        for last, _ in reports
+        [pair for pair in there if pair[0].born <= last.born < pair[0].said] for last, _ in there
     ]
     return max(groups, key=_reserved)
 
 
-def _reserved(reports: _Told) -> int:
+def _reserved(reports: list[tuple[Message, Report]]) -> int:
     return sum(report.reserved for _, report in reports)
 
 

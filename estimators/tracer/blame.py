@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import errno
 import linecache
 import re
 import subprocess
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from .rest import Ending
 
 ASSUMED = " taken to "  # in notes
-_HERE = str(Path(__file__).parent)
 # What a script hardly raises itself, and so no decision of its own on a number.
 _FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 _OF_SHAPES = re.compile("(invalid index of a 0-dim|too many indices for) tensor")
@@ -61,10 +59,10 @@ def judge(error: BaseException, why: str, recorder: Recorder, rest: Ending) -> S
     with contextlib.suppress(Exception):  # of its own making
         crash = own_crash(error)
         certain = certain or (bool(crash) and is_certain(error))
-    frame = _innermost(error)
-    firm = error is recorder.refused or isinstance(error, _FIRM)
+    firm = (
+        error is recorder.refused or isinstance(error, _FIRM) or _raiser(error) in ("torch", _OWN)
+    )
     firm = firm or bool(_OF_SHAPES.match(text_of(error)))
-    firm = firm or (frame is not None and _package(frame.f_globals["__name__"]) in ("torch", _OWN))
     if rest.begun and _is_of_shortness(error):
         firm = certain = False
     numbers = rest.begun or any(rest.asked.values())
@@ -166,15 +164,21 @@ def _could_be_own(error: BaseException) -> bool:
     if isinstance(error, EOFError):
         return text == "EOF when reading a line"  # by input(): a job has none either
     if isinstance(error, OSError):
-        return type(error) in _PATHS and _names_no_file(error)
+        is_path = error.filename and not str(error.filename).startswith(_NOT_FILES)
+        return type(error) in _PATHS and bool(is_path)
     if isinstance(error, ImportError):
-        return (error.name or "").partition(".")[0] != "torch"
-    frame = _innermost(error)
-    if frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        return _package(error.name or "") != "torch"
+    if _raiser(error) == _OWN:
         # An operator that fails raises one of these; anything else is a fault of the tracer.
         return isinstance(error, (RuntimeError, IndexError))
-    # A library that looks for a GPU in a way of its own finds none.
+    frame = _innermost(error)  # a library that looks for a GPU in a way of its own finds none
     return frame is None or is_own(frame) or not _GPU.search(text)
+
+
+def _raiser(error: BaseException) -> str:
+    """The package whose code raised it; "" if none did."""
+    frame = _innermost(error)
+    return _package(str(frame.f_globals.get("__name__"))) if frame is not None else ""
 
 
 def _package(module: str) -> str:
@@ -188,11 +192,6 @@ def _is_named_once(error: NameError | AttributeError) -> bool:
         return False
     text = "".join(linecache.getlines(frame.f_code.co_filename))
     return len(re.findall(rf"\b{re.escape(name)}\b", text)) == 1
-
-
-def _names_no_file(error: OSError) -> bool:
-    missing = error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
-    return missing and bool(error.filename) and not str(error.filename).startswith(_NOT_FILES)
 
 
 def _of_arguments(error: SystemExit) -> str:

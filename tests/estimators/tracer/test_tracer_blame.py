@@ -155,7 +155,7 @@ def test_a_fault_of_the_tracer_is_not_the_scripts(monkeypatch: pytest.MonkeyPatc
             return error
         raise AssertionError
 
-    monkeypatch.setattr("estimators.tracer.blame._HERE", str(Path(__file__).parents[2]))
+    monkeypatch.setattr("estimators.tracer.blame._OWN", "tests")
     assert own_crash(calling(lambda: 3 + "")) == ""  # type: ignore[operator]
 
 
