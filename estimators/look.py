@@ -26,7 +26,6 @@ from estimators.tracer.command import Options, Program, Unreadable
 from estimators.tracer.report import LONGER, Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
-MOST_LETTERS = 1000  # of a refusal, whose text the script controls
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +113,8 @@ def report(trial: Trial, longest_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        why = _shorten(answer.why)
-        raise Unreadable(
-            f"{why}; {LONGER}" if answer.late else why,
-            late=answer.late,
-            crash=_shorten(answer.crash),
-        )
+        why = f"{answer.why}; {LONGER}" if answer.late else answer.why
+        raise Unreadable(why, late=answer.late, crash=answer.crash)
     if trial.beyond:
         raise Unreadable(trial.beyond)
     if trial.timed_out:
@@ -132,10 +127,6 @@ def report(trial: Trial, longest_s: float) -> Report:
         name = known.get(trial.signal, f"signal {trial.signal}")
         raise Unreadable(f"{name} ended it before two optimizer steps{words}")
     raise Unreadable(f"it left with status {trial.code} before two optimizer steps{words}")
-
-
-def _shorten(text: str) -> str:
-    return text[:MOST_LETTERS].encode(errors="replace").decode()
 
 
 def parse(spec: JobSpec) -> Program:

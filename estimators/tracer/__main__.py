@@ -44,7 +44,6 @@ def main() -> None:
     show_to_python(GPUS, os.environ.get(GPUS) or made_up)
     limit(options.host_memory_mib, options.longest_s + CPU_S)
     answer = Answer(Clock(STARTED), options)
-    answer.before_the_deadline()
     answer.clock.install()
     try:
         import torch  # noqa: F401
@@ -59,15 +58,15 @@ def main() -> None:
             answer.refuse(f"it uses {used}, and {foreign.ADVICE}")
         answer.refuse(f"its Python cannot import torch: {error}")
     from .fakecuda import Unfit
-    from .script import Trace, run
+    from .script import Trace
 
     try:
-        trace = Trace(options)
+        trace = Trace(options, answer)
     except Unfit as error:
         answer.refuse(str(error))
     if options.note:
         trace.recorder.note(options.note)
-    run(words, options, answer, trace)
+    trace.run(words)
 
 
 main()

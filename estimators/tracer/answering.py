@@ -18,13 +18,17 @@ import sys
 import sysconfig
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+import traceback
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Callable, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Iterator, NoReturn
 
 from .command import Options
 from .report import Report, refusal
+
+if TYPE_CHECKING:
+    from .script import Trace
 
 ANSWER_FD = 3
 exit_now = os._exit  # `following` replaces it
@@ -51,19 +55,11 @@ class Stop:
     why: str  # for a refusal
     crash: str = ""  # completes "your script stops …", if it would, had a GPU the same values
     certain: bool = False  # whatever was made up
-    firm: bool = False  # it is no decision of the script's on a number
+    provable: bool = False  # by attempts with other answers that stop as well
     asked: dict[str, bool] = field(default_factory=dict)  # as in `Choices`
     skipped: bool = False  # passes were left out
-    deceived: bool = False  # something was made up that has no other answer
     progress: int = 0  # operators until then
-    reported: bool = False  # it ended by itself, and there is a report
-    late: bool = False  # after two steps: there is a report on these
-    status: int = 1  # with which it leaves
     assumed: str = ""  # what may have caused it
-
-    @property
-    def doubtful(self) -> bool:
-        return not self.certain and (self.skipped or bool(self.asked))
 
 
 @dataclass(frozen=True)
@@ -149,15 +145,8 @@ class Clock:
 class Answer:
     def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
-        self.find_reason: Callable[[], str] = lambda: ""  # to refuse before the time is up
-        # Of the trace: on which GPU it is, since when, whether it trains; and what it has found out
-        # so far.
-        self.find_state: Callable[[], tuple[str, float, bool]] = lambda: ("", 0.0, False)
-        self.find_part: Callable[[], Report | None] = lambda: None
-        self._within_s = options.within_s
-        self._longest_s = options.longest_s - SPARE_S
-        self._skipped = options.skipped
-        self._leaves = False
+        self.trace: Trace | None = None  # once it has begun
+        self._options = options
         self.is_first = True  # no process of an attempt has started this one
         self._fd = _out_of_the_way(ANSWER_FD)
         self._control: int | None = None  # of an attempt: it is closed when nobody waits any more
@@ -174,18 +163,18 @@ class Answer:
     @property
     def is_half_over(self) -> bool:
         """Half of the time has passed."""
-        return self._left_s < min(self._within_s, self._longest_s) / 2
+        return self._left_s < min(self._options.within_s, self._options.longest_s - SPARE_S) / 2
 
     @property
     def _left_s(self) -> float:
         """A moment before which the time is not up."""
-        return min(self._within_s - self.clock.own_s, self._longest_s - self.clock.seconds)
+        left_s = self._options.longest_s - SPARE_S - self.clock.seconds
+        return min(self._options.within_s - self.clock.own_s, left_s)
 
     def speak_for_attempt(self, fd: int, control: int, own_s: float) -> None:
         """Call this in the first process of an attempt: its answers go to the one that made it."""
         os.close(self._fd)
         self._fd, self._control = _out_of_the_way(fd), _out_of_the_way(control)
-        self._leaves = False
         self.begin_process(own_s)
         self.is_first = True
 
@@ -208,12 +197,8 @@ class Answer:
         signal.signal(signal.SIGTERM, _leave_to_thread)
         self._signals = reads
 
-    def leave_to_attempts(self) -> None:
-        """From now on they keep to the deadline."""
-        self._leaves = True
-
-    def give(self, text: bytes, stop: Stop | None = None) -> NoReturn:
-        """`stop`: of an attempt that ended before two optimizer steps."""
+    def give(self, text: bytes, stop: Stop | None = None, status: int = 0) -> NoReturn:
+        """`stop`: of an attempt that ended before two optimizer steps. `status`: to leave with."""
         if os.getpid() != self._pid:
             self.leave()
         self._lock.acquire()  # never released: only the first answer counts
@@ -221,7 +206,7 @@ class Answer:
             _write(self._fd, text)
         else:
             self._tell(answer=text.decode(), stop=stop)
-        self.leave(stop.status if stop and not (stop.reported or stop.late) else 0)
+        self.leave(status)
 
     def leave(self, status: int = 0) -> NoReturn:
         """End the process; without an answer, unless it was given."""
@@ -233,12 +218,12 @@ class Answer:
             return
         if self._ready:
             self.give(self._ready)
-        if part := self.find_part():
+        if self.trace is not None and (part := self.trace.find_part()):
             self.report(part)
         self.leave()
 
     def _tell(self, **fields: Any) -> None:
-        gpu, born, trains = self.find_state()
+        gpu, born, trains = self.trace.find_state() if self.trace is not None else ("", 0.0, False)
         times = born, time.monotonic(), self.clock.own_s
         message = Message(self.is_first, *times, gpu, trains, **fields)
         fcntl.lockf(self._turn, fcntl.LOCK_EX)
@@ -256,23 +241,22 @@ class Answer:
         """`late`: with more time there may be a report."""
         self.give(refusal(why, late=late))
 
-    def stop(self, stop: Stop) -> NoReturn:
-        self.give(refusal(stop.why), stop)
+    def stop(self, stop: Stop, status: int = 1) -> NoReturn:
+        self.give(refusal(stop.why), stop, status)
 
     def crash(self, how: str) -> NoReturn:
         """`how`: completes "your script stops …"."""
-        if self._skipped:
-            self.refuse(f"it stopped {how}; perhaps because {self._skipped}")
+        if skipped := self._options.skipped:
+            self.refuse(f"it stopped {how}; perhaps because {skipped}")
         self.give(refusal(f"the script stops {how}", crash=how))
 
-    def crash_late(self, text: bytes, how: str) -> NoReturn:
-        """`text`: the report on a script that stops after two steps."""
-        report = json.loads(text)
-        if self._skipped:
-            report["rest"]["end"] += f"; perhaps because {self._skipped}"
-        else:
-            report["rest"]["crash"] = how
-        self.give(json.dumps(report).encode())
+    def crash_late(self, report: Report, how: str) -> NoReturn:
+        """`report`: on a script that stops after two steps."""
+        assert report.rest is not None
+        rest = replace(report.rest, crash=how)
+        if skipped := self._options.skipped:
+            rest = replace(report.rest, end=f"{report.rest.end}; perhaps because {skipped}")
+        self.report(replace(report, rest=rest))
 
     def before_the_deadline(self) -> None:
         """Report what is kept or how far the script came, if there is no other answer in time."""
@@ -280,16 +264,14 @@ class Answer:
 
         def wait() -> None:
             is_over = False  # nobody waits
-            while (left_s := self._left_s) > 0 and not self._leaves and not is_over:
+            while (left_s := self._left_s) > 0 and not is_over:
                 began_s = time.process_time()
                 is_over = self._sleep(min(left_s, LOOK_S))
-                if not self._leaves and (why := self.find_reason()):
+                if self.trace is not None and (why := self.trace.find_reason()):
                     self.refuse(why)
                 if self._control is not None and time.process_time() - began_s > BUSY * LOOK_S:
                     with self._lock:
                         self._tell()
-            if self._leaves:
-                return
             if is_over:
                 self.conclude()
             if self._ready:
@@ -334,11 +316,9 @@ def _write(fd: int, text: bytes) -> None:
 
 def own_place(frame: FrameType | None) -> str:
     """`train.py:12`: the innermost line of the user's own code that runs; "" if there is none."""
-    while frame is not None:
-        if is_own(frame):
-            return f"{short_path(frame)}:{frame.f_lineno}"
+    while frame is not None and not is_own(frame):
         frame = frame.f_back
-    return ""
+    return f"{short_path(frame)}:{frame.f_lineno}" if frame is not None else ""
 
 
 def is_own(frame: FrameType) -> bool:
@@ -359,26 +339,29 @@ def place_of(error: BaseException) -> str:
     """`train.py:12`: the innermost line of the user's own code; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    place = ""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        if is_own(trace.tb_frame):
-            place = f"{short_path(trace.tb_frame)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    lines = [one for one in traceback.walk_tb(error.__traceback__) if is_own(one[0])]
+    return f"{short_path(lines[-1][0])}:{lines[-1][1]}" if lines else ""
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and what was being handled when it was raised."""
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
 
 
 def offline(error: BaseException) -> str:
     """What to do about it, if the script failed because it has no network; else ""."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in chain(error):
         mro = {kind.__name__ for kind in type(cause).__mro__}
         if mro & OFFLINE or any(word in text_of(cause) for word in HUBS):
             return (
                 "; a trace has no network, and uses what is in the cache: download models and data "
                 "before, or run the script once"
             )
-        cause = cause.__cause__ or cause.__context__
     return ""
 
 

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import List, NoReturn, Tuple
+from typing import List, NoReturn, Tuple, Union
 
 from .answering import Answer, Message, Stop
 from .choices import Plan
@@ -32,96 +32,96 @@ MOST = 8  # attempts
 MOST_LATE = 3  # of them for a script that stopped after its two steps
 MUCH = 1.1  # times the operators: it came further, although it stopped for the same reason
 STEPS = 2
-# By the clock: how long those that are left may take in silence once a process has answered; and to
-# say what they have found out, when that is up. With two steps it is as long as these took.
+# By the clock: how long those that are left may take in silence once a process has answered (once
+# one has taken two steps, as long as these took); and to say what they have found out then.
 GRACE_S, LAST_S = (1.0, 5.0), 2.0
 MOST_PROCESSES = 16  # that are on a GPU
 _fork = os.fork  # `following` replaces it
 
 
-_Told = List[Tuple[Message, Report]]
+_Told = List[Tuple[Message, Union[Report, No]]]
 
 
 @dataclass(frozen=True)
 class Outcome:
     stop: Stop | None  # None: it took its two steps, or was refused for another reason
-    answer: bytes  # a report or a refusal; b"" if the process was ended
-    status: int  # of the process, as `wait` gives it
+    answer: Report | No | None  # None: the process was ended
+    status: int = 0  # of the process, as `wait` gives it
 
     @property
-    def refused(self) -> bool:
-        return self.answer.startswith(b'{"refused"')
+    def report(self) -> Report | None:
+        """If the script stopped: on its two steps, with a rest; or on fewer, after which it ended
+        by itself."""
+        return self.answer if isinstance(self.answer, Report) else None
+
+    @property
+    def goes_on(self) -> bool:
+        """At least through two steps."""
+        return self.stop is None or (self.report is not None and self.report.rest is not None)
 
 
 def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     """Give the answer of the best attempt. `run` makes one, and gives its answer."""
-    answer.leave_to_attempts()
     plan = Plan()
-    first = best = _attempt(answer, plan, run)
-    if first.stop is not None and first.stop.late:
-        _judge_rest(answer, run, first, first.stop)
-    reported = first if first.stop is not None and first.stop.reported else None
+    first = _attempt(answer, plan, run)
+    if first.stop is None:
+        _pass_on(answer, first)
+    if first.report is not None and first.goes_on:
+        _judge_rest(answer, run, first.report, first.stop)
+    stop, reported = first.stop, first.report
     tried: set[str] = set()
     proved = True  # that it stops whatever it is told
     for _ in range(MOST - 1):
-        stop = best.stop
-        changed = _change(plan, stop, tried) if stop is not None and stop.doubtful else None
-        if stop is None or changed is None:
+        changed = _change(plan, stop, tried)
+        if changed is None:
             break
         _import_for_all()
         outcome = _attempt(answer, changed, run)
-        if outcome.stop is None or outcome.stop.late:  # it went on, at least through two steps
-            if outcome.answer and not outcome.refused:
+        if outcome.stop is None or outcome.goes_on:
+            if outcome.report:
                 _pass_on(answer, outcome)
             proved = False
             break  # its time is up, mostly
-        if outcome.stop.reported:
-            reported = reported or outcome
-        elif outcome.stop.why != stop.why and any(
-            stop.asked.get(place) for place in changed.flipped - plan.flipped
-        ):
+        is_same = outcome.stop.why == stop.why
+        if outcome.report:
+            reported = reported or outcome.report
+        elif not is_same and any(map(stop.asked.get, changed.flipped - plan.flipped)):
             proved = False  # what is wrong shows the number that was made up
-        much = MUCH if outcome.stop.why == stop.why else 1
-        further = outcome.stop.progress > much * stop.progress
+        further = outcome.stop.progress > (MUCH if is_same else 1) * stop.progress
         if changed.whole != plan.whole or further:
-            plan, best = changed, outcome
+            plan, stop = changed, outcome.stop
     else:
         proved = False
-    if reported or best.stop is None or first.stop is None:
-        _pass_on(answer, reported or first)
-    stop = best.stop
-    proved = proved and not stop.deceived and (stop.firm or not any(stop.asked.values()))
-    if stop.crash and (stop.certain or proved):
+    if reported:
+        answer.report(reported)
+    if stop.crash and (stop.certain or (proved and stop.provable)):
         answer.crash(stop.crash)
     doubt = f"; this may be due to the trace: {stop.assumed}" if stop.assumed else ""
     answer.refuse(f"{stop.why}{doubt}")
 
 
 def _judge_rest(
-    answer: Answer, run: Callable[[Plan], None], first: Outcome, stop: Stop
+    answer: Answer, run: Callable[[Plan], None], report: Report, stop: Stop
 ) -> NoReturn:
     """The script stopped after its two steps: of these, the first attempt's report stands. It stops
     by itself if it does so with all passes, with longer loops, and whatever it is told."""
-    proved, tried = bool(stop.crash) and stop.certain, set[str]()
-    told = loads(first.answer)
-    all_seen = isinstance(told, Report) and told.rest is not None and not told.rest.missing
-    settled = proved or (all_seen and not (stop.crash and stop.firm))
-    plan: Plan | None = None if settled else Plan(whole=True, more=1)
+    tried: set[str] = set()
+    proved = bool(stop.crash) and stop.certain
+    is_of_use = (bool(stop.crash) and stop.provable) or (report.rest and report.rest.missing)
+    plan = Plan(whole=True, more=1) if is_of_use and not proved else None
     for _ in range(MOST_LATE):
         if plan is None:
             break
         outcome = _attempt(answer, plan, run)
-        if outcome.stop is None or not outcome.stop.late:
-            if outcome.answer and not outcome.refused and outcome.stop is None:
-                _pass_on(answer, outcome)  # it goes on
-            break
-        if outcome.stop.why != stop.why:
+        if outcome.stop is None and outcome.report:
+            _pass_on(answer, outcome)  # it goes on
+        if outcome.stop is None or not outcome.goes_on or outcome.stop.why != stop.why:
             break
         plan = _change(plan, outcome.stop, tried)
-        proved = plan is None and bool(stop.crash) and stop.firm and not stop.deceived
+        proved = plan is None and bool(stop.crash) and stop.provable
     if proved:
-        answer.crash_late(first.answer, stop.crash)
-    _pass_on(answer, first)
+        answer.crash_late(report, stop.crash)
+    answer.report(report)
 
 
 def _import_for_all() -> None:
@@ -133,6 +133,8 @@ def _import_for_all() -> None:
 
 def _change(plan: Plan, stop: Stop, tried: set[str]) -> Plan | None:
     """What to do otherwise in the next attempt; None if there is nothing left."""
+    if stop.certain:
+        return None
     if stop.skipped and not plan.whole:
         return replace(plan, whole=True)
     for place in reversed(list(stop.asked)):
@@ -155,109 +157,99 @@ def _attempt(answer: Answer, plan: Plan, run: Callable[[Plan], None]) -> Outcome
         run(plan)
     os.close(writes)
     os.close(controlled)
-    messages, all_ended = _listen(reads, control)
+    told, all_ended = _listen(reads, control)
     os.close(reads)
     if not all_ended:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    answer.clock.set(max((one.own_s for one in messages), default=own_s))
-    return _outcome(messages, status)
+    answer.clock.set(max((one.own_s for one, _ in told), default=own_s))
+    return replace(_outcome(told), status=status)
 
 
-def _listen(reads: int, control: int) -> tuple[list[Message], bool]:
-    """The answers, and whether all that might give one have ended. Closes `control` then, or when
-    the time of those that have not is up."""
-    answers: list[Message] = []
-    began, left = time.monotonic(), b""
-    grace_s, has_trained, has_failed = GRACE_S[1], False, False
+def _listen(reads: int, control: int) -> tuple[_Told, bool]:
+    """What processes have answered, and whether all that might have ended. Closes `control` then,
+    or when the time of those that have not is up."""
+    told: _Told = []
+    left, grace_s, is_over = b"", GRACE_S[1], False
+    began = time.monotonic()
     until: float | None = None  # by the clock, once there is an answer
-    over: float | None = None
     while True:
         timeout = None if until is None else max(0.0, until - time.monotonic())
         if not select.select([reads], [], [], timeout)[0]:
-            if over is not None:
-                return answers, False
+            if is_over:
+                return told, False
             os.close(control)
-            until = over = time.monotonic() + LAST_S
+            until, is_over = time.monotonic() + LAST_S, True
             continue
         more = os.read(reads, 1 << 16)
         if not more:
-            if over is None:
+            if not is_over:
                 os.close(control)
-            return answers, True
+            return told, True
         *lines, left = (left + more).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):  # a process was killed while it wrote
-                message = Message.loads(line)
-                if message.answer:
-                    if _steps(message) >= STEPS and not has_trained:
-                        has_trained, grace_s = True, max(GRACE_S[0], message.said - began)
-                        grace_s = min(grace_s, GRACE_S[1])
-                    answers.append(message)
-                    has_failed |= message.decides and message.stop is not None
-                if message.answer or message.trains or not (has_trained or has_failed):
-                    until = message.said + grace_s
-        if over is not None or not any(one.decides for one in answers):
-            until = over
-        elif sum(bool(one.gpu) for one in answers) >= MOST_PROCESSES:
+                one = Message.loads(line)
+                if one.answer:
+                    told.append((one, loads(one.answer.encode())))
+                if not is_over and any(pair[0].decides for pair in told):
+                    trained = [pair[0].said for pair in told if _steps(pair[1]) >= STEPS]
+                    if trained:
+                        grace_s = min(max(GRACE_S[0], trained[0] - began), GRACE_S[1])
+                    failed = any(pair[0].decides and pair[0].stop for pair in told)
+                    if one.answer or one.trains or not (trained or failed):
+                        until = one.said + grace_s
+        if not is_over and sum(bool(one.gpu) for one, _ in told) >= MOST_PROCESSES:
             until = 0.0
 
 
-def _steps(message: Message) -> int:
-    told = loads(message.answer.encode())
-    return told.steps if isinstance(told, Report) else 0
+def _steps(said: Report | No) -> int:
+    return said.steps if isinstance(said, Report) else 0
 
 
-def _outcome(messages: list[Message], status: int) -> Outcome:
+def _outcome(told: _Told) -> Outcome:
     """Of all processes: reports, unless one has stopped before any was trained; else who stopped
     first. If the first process came to its end, nobody minds those that failed without a GPU."""
-    messages = sorted(messages, key=lambda one: one.said)
-    told = [(one, loads(one.answer.encode())) for one in messages]
-    reports = [(one, report) for one, report in told if isinstance(report, Report)]
+    told = sorted(told, key=lambda pair: pair[0].said)
+    reports = [(one, said) for one, said in told if isinstance(said, Report)]
+    nos = [(one, said) for one, said in told if isinstance(said, No)]
     is_over = any(one.is_first and one.stop is None for one, _ in reports)
-    failed = [one for one, no in told if isinstance(no, No) and one.stop is not None]
-    stops = [one for one in failed if one.decides or not is_over]
-    if (
-        len(messages) > 1
-        and reports
-        and (not stops or any(report.steps >= STEPS for _, report in reports))
-    ):
-        best = max(map(_at_once, _by_gpu(reports)), key=_reserved)
+    stops = [pair for pair in nos if pair[0].stop and (pair[0].decides or not is_over)]
+    has_trained = any(report.steps >= STEPS for _, report in reports)
+    if len(told) > 1 and reports and (has_trained or not stops):
+        gpus = {one.gpu for one, _ in reports}
+        best = max((_at_once(reports, gpu) for gpu in gpus), key=_reserved)
         stop = max(best, key=lambda pair: (pair[1].steps, pair[1].reserved))[0].stop
         report = together([report for _, report in best])
-        lost = [no.why for one, no in told if isinstance(no, No) and one.gpu]
-        notes = [f"another process is not counted: {why}" for why in dict.fromkeys(lost)]
+        lost = dict.fromkeys(no.why for one, no in nos if one.gpu)
+        notes = [f"another process is not counted: {why}" for why in lost]
         if len(reports) >= MOST_PROCESSES:
             notes.append(f"there may be more processes than these {len(reports)} on GPUs")
-        report = replace(report, notes=(*report.notes, *notes))
-        return Outcome(stop, report.dumps(), status)
-    first = next(iter(stops), min(messages, key=lambda one: not one.gpu, default=None))
-    if first is None:
-        return Outcome(None, b"", status)
-    return Outcome(first.stop, first.answer.encode(), status)
+        return Outcome(stop, replace(report, notes=(*report.notes, *notes)))
+    if not told:
+        return Outcome(None, None)
+    first, said = next(iter(stops), min(told, key=lambda pair: not pair[0].gpu))
+    return Outcome(first.stop, said)
 
 
-def _by_gpu(reports: _Told) -> list[_Told]:
-    names = {one.gpu for one, _ in reports}
-    return [[pair for pair in reports if pair[0].gpu == name] for name in names]
-
-
-def _at_once(reports: _Told) -> _Told:
-    """Those that hold most at once: all that lived when one of them was born."""
+def _at_once(reports: list[tuple[Message, Report]], gpu: str) -> list[tuple[Message, Report]]:
+    """Those on a GPU that hold most at once: all that lived when one of them was born."""
+    there = [pair for pair in reports if pair[0].gpu == gpu]
     groups = [
-        [pair for pair in reports if pair[0].born <= last.born < pair[0].said]
-        for last, _ in reports
+        [pair for pair in there if pair[0].born <= last.born < pair[0].said] for last, _ in there
     ]
     return max(groups, key=_reserved)
 
 
-def _reserved(reports: _Told) -> int:
+def _reserved(reports: list[tuple[Message, Report]]) -> int:
     return sum(report.reserved for _, report in reports)
 
 
 def _pass_on(answer: Answer, outcome: Outcome) -> NoReturn:
-    if outcome.answer:
-        answer.give(outcome.answer)
+    if isinstance(outcome.answer, Report):
+        answer.report(outcome.answer)
+    if outcome.answer is not None:
+        answer.refuse(outcome.answer.why, late=outcome.answer.late)
     if os.WIFSIGNALED(outcome.status):
         number = os.WTERMSIG(outcome.status)
         if number != signal.SIGKILL:

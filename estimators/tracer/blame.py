@@ -7,7 +7,7 @@ have caused is not blamed on the script: a false alarm would be worse than none.
 from __future__ import annotations
 
 import ast
-import errno
+import contextlib
 import linecache
 import re
 import subprocess
@@ -15,12 +15,21 @@ import sys
 import traceback
 import types
 from pathlib import Path
-from typing import Any, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from .answering import is_own, one_line, place_of, text_of
+from .answering import Stop, chain, is_own, one_line, place_of, text_of
 from .foreign import list_imports
 
-_HERE = str(Path(__file__).parent)
+if TYPE_CHECKING:
+    from .recording import Recorder
+    from .rest import Ending
+
+ASSUMED = " taken to "  # in notes
+# What a script hardly raises itself, and so no decision of its own on a number.
+_FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
+_OF_SHAPES = re.compile("(invalid index of a 0-dim|too many indices for) tensor")
+_OWN = __name__.partition(".")[0]  # the tracer
 # Found in errors that come from what a trace lacks, or has in another form.
 _OURS = re.compile(
     r"FakeTensor|meta tensor|data pointer|data_ptr|carma_tracer|SimpleNamespace"
@@ -41,13 +50,41 @@ _PATHS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 
 
-def own_crash(error: BaseException, made_up: bool) -> str:
+def judge(error: BaseException, why: str, recorder: Recorder, rest: Ending) -> Stop:
+    """Whether a script that stops with this error would do so on a GPU, too. `why`: for a refusal.
+    In the rest of a run loops are cut short, which may be the reason as well."""
+    # Frameworks that clean up after an error may read values then.
+    made_up = rest.begun or (recorder.made_up and error is not recorder.failed)
+    crash, certain = "", not made_up
+    with contextlib.suppress(Exception):  # of its own making
+        crash = own_crash(error)
+        certain = certain or (bool(crash) and is_certain(error))
+    firm = (
+        error is recorder.refused or isinstance(error, _FIRM) or _raiser(error) in ("torch", _OWN)
+    )
+    firm = firm or bool(_OF_SHAPES.match(text_of(error)))
+    if rest.begun and _is_of_shortness(error):
+        firm = certain = False
+    numbers = rest.begun or any(rest.asked.values())
+    provable = not recorder.deceived and (firm or not numbers)
+    return stop(why, recorder, rest, crash=crash, certain=certain, provable=provable)
+
+
+def stop(why: str, recorder: Recorder, rest: Ending, **verdict: Any) -> Stop:
+    return Stop(
+        why,
+        asked=rest.asked,
+        skipped=recorder.skipped,
+        progress=recorder.operators,
+        assumed="; ".join(note for note in recorder.notes if ASSUMED in note),
+        **verdict,
+    )
+
+
+def own_crash(error: BaseException) -> str:
     """Where and how the script fails: "at train.py:5: NameError: …"; "" if the trace may be the
-    cause. `made_up`: what the script got from outside, such as values on the GPU, was not as in a
-    real run."""
-    if not all(map(_could_be_own, _chain(error))):
-        return ""
-    if made_up and not _is_certain(error):
+    cause."""
+    if not all(map(_could_be_own, chain(error))):
         return ""
     if not isinstance(error, SystemExit):
         said, place = one_line(error).replace("'FakeTensor'", "'Tensor'"), place_of(error)
@@ -64,11 +101,26 @@ def own_crash(error: BaseException, made_up: bool) -> str:
     return clause(place_of(error), f"{status}: {one_line(said)}" if said else status)
 
 
-def is_of_shortness(error: BaseException) -> bool:
+def is_certain(error: BaseException) -> bool:
+    """Whether it would have come up whatever the script got from outside, such as values on the
+    GPU."""
+    if isinstance(error, SystemExit):
+        return bool(_of_arguments(error))
+    if isinstance(error, AttributeError):
+        thing = getattr(error, "obj", None)
+        known = _package(type(thing).__module__) == "torch" or isinstance(thing, types.ModuleType)
+        return known and _is_named_once(error)
+    if isinstance(error, NameError):
+        return _is_named_once(error)
+    return isinstance(error, SyntaxError)
+
+
+def _is_of_shortness(error: BaseException) -> bool:
     """Whether an error in the rest of a run may come from loops that were cut short: data ended
     that never do, or something was never given a value, or never written."""
-    if isinstance(error, FileNotFoundError):
-        return not _names_no_folder(error)
+    if isinstance(error, FileNotFoundError):  # unless there is no folder for what is written
+        frame = _innermost(error)
+        return frame is None or frame.f_code.co_name != "_needs_parent"
     never_given = isinstance(error, (StopIteration, UnboundLocalError))
     return never_given or bool(_MISSING.search(text_of(error)))
 
@@ -94,79 +146,52 @@ def clause(place: str, what: str) -> str:
     return f"at {place}: {what}" if place else f"with {what}"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, and what was being handled when it was raised."""
-    one: BaseException | None = error
-    seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or one.__context__
+def _innermost(error: BaseException) -> FrameType | None:
+    """Where it was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1] if frames else None
 
 
 def _could_be_own(error: BaseException) -> bool:
     text = text_of(error)
     if isinstance(error, _NEVER) or type(error).__module__.startswith("torch._"):
         return False
-    if isinstance(error, AttributeError) and _is_tensor(error):
-        return not hasattr(sys.modules["torch"].Tensor, str(error.name))
-    if _OURS.search(text) or _is_ours(getattr(error, "obj", None)):
+    kind = type(getattr(error, "obj", None))  # of what lacks an attribute
+    if kind.__name__ == "FakeTensor":
+        return not hasattr(sys.modules["torch"].Tensor, str(getattr(error, "name", "")))
+    if _OURS.search(text) or _package(kind.__module__) == _OWN:
         return False
     if isinstance(error, EOFError):
         return text == "EOF when reading a line"  # by input(): a job has none either
     if isinstance(error, OSError):
-        return type(error) in _PATHS and _names_no_file(error)
+        is_path = error.filename and not str(error.filename).startswith(_NOT_FILES)
+        return type(error) in _PATHS and bool(is_path)
     if isinstance(error, ImportError):
-        return (error.name or "").partition(".")[0] != "torch"
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if frames and frames[-1].f_code.co_filename.startswith(_HERE):
+        return _package(error.name or "") != "torch"
+    if _raiser(error) == _OWN:
         # An operator that fails raises one of these; anything else is a fault of the tracer.
         return isinstance(error, (RuntimeError, IndexError))
-    # A library that looks for a GPU in a way of its own finds none.
-    return not frames or is_own(frames[-1]) or not _GPU.search(text)
+    frame = _innermost(error)  # a library that looks for a GPU in a way of its own finds none
+    return frame is None or is_own(frame) or not _GPU.search(text)
 
 
-def _is_ours(thing: Any) -> bool:
-    """Whether an AttributeError is about one of the tracer's substitutes."""
-    return type(thing).__module__.partition(".")[0] == __name__.partition(".")[0]
+def _raiser(error: BaseException) -> str:
+    """The package whose code raised it; "" if none did."""
+    frame = _innermost(error)
+    return _package(str(frame.f_globals.get("__name__"))) if frame is not None else ""
 
 
-def _is_tensor(error: AttributeError) -> bool:
-    return type(getattr(error, "obj", None)).__name__ == "FakeTensor"
-
-
-def _is_certain(error: BaseException) -> bool:
-    """Whether it would have come up with other values, too."""
-    if isinstance(error, SystemExit):
-        return bool(_of_arguments(error))
-    if isinstance(error, AttributeError):
-        thing = getattr(error, "obj", None)
-        of_torch = type(thing).__module__.partition(".")[0] == "torch"
-        return (of_torch or isinstance(thing, types.ModuleType)) and _is_named_once(error)
-    if isinstance(error, NameError):
-        return _is_named_once(error)
-    return isinstance(error, SyntaxError)
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _is_named_once(error: NameError | AttributeError) -> bool:
     """Whether the missing name is nowhere else in the file, where it could be given a value."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    name = getattr(error, "name", None)  # Python 3.10
-    if not name or not frames:
+    frame, name = _innermost(error), getattr(error, "name", None)  # Python 3.10
+    if not name or frame is None:
         return False
-    text = "".join(linecache.getlines(frames[-1].f_code.co_filename))
+    text = "".join(linecache.getlines(frame.f_code.co_filename))
     return len(re.findall(rf"\b{re.escape(name)}\b", text)) == 1
-
-
-def _names_no_file(error: OSError) -> bool:
-    missing = error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR)
-    return missing and bool(error.filename) and not str(error.filename).startswith(_NOT_FILES)
-
-
-def _names_no_folder(error: OSError) -> bool:
-    """Whether a file was to be written where there is no folder."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].f_code.co_name == "_needs_parent"
 
 
 def _of_arguments(error: SystemExit) -> str:

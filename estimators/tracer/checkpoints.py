@@ -13,31 +13,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from .recording import Recorder
-from .values import Values, is_small
+from .values import is_small
 
 _MARK = b"carma, saved value "
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 @dataclass(frozen=True)
 class _Saved:
     """A tensor of a checkpoint."""
 
-    shape: Any
-    stride: Any
-    dtype: torch.dtype
-    device: torch.device
-    contents: Any  # a real tensor; None: large, or not known
-
-    def load(self, on_gpu: bool | None, values: Values) -> Any:
-        """`on_gpu`: None: where it was."""
-        on_gpu = self.device.type == "cuda" if on_gpu is None else on_gpu
-        tensor = torch.empty_strided(
-            self.shape, self.stride, dtype=self.dtype, device="cuda" if on_gpu else "cpu"
-        ).zero_()
-        if self.contents is not None:
-            return tensor.copy_(self.contents)
-        values.forget(tensor)
-        return tensor
+    is_cuda: bool
+    like: Any  # a real tensor with its contents; on meta: they are large, or not known
 
 
 class Checkpoints:
@@ -69,7 +56,7 @@ class Checkpoints:
                 raise RuntimeError(f"Parent directory {Path(file).parent} does not exist.")
             else:
                 Path(file).write_bytes(text)
-            self._saved.append(_keep(value, recorder.values))
+            self._saved.append(tree_map(self._keep, value))
         finally:
             recorder.enter(before)
 
@@ -78,7 +65,7 @@ class Checkpoints:
         on_gpu = _on_gpu(map_location)
         number = _number(file)
         if number is not None:
-            return _restore(self._saved[number], on_gpu, self._recorder.values)
+            return tree_map(lambda part: self._restore(part, on_gpu), self._saved[number])
         places: list[str] = []
 
         def keep(storage: Any, place: str) -> Any:
@@ -88,7 +75,35 @@ class Checkpoints:
         value = self._load(file, keep, *args, **kwargs)
         if on_gpu is None:
             on_gpu = any(place.startswith("cuda") for place in places)
-        return _move_to_gpu(value) if on_gpu else value
+        return tree_map(_move_to_gpu, value) if on_gpu else value
+
+    def _keep(self, part: Any) -> Any:
+        """A description of a tensor, which does not keep it alive, or a copy of anything else."""
+        if isinstance(part, torch.Tensor):
+            if part.layout is not torch.strided or type(part) not in _PLAIN:
+                return part
+            real = self._recorder.values.of(part) if isinstance(part, FakeTensor) else part.detach()
+            if real is not None and is_small(part):
+                return _Saved(part.is_cuda, real.clone())
+            like = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
+            return _Saved(part.is_cuda, like)
+        try:
+            return part if isinstance(part, torch.nn.Module) else copy.deepcopy(part)
+        except Exception:  # noqa: BLE001  of the script's own making
+            return part
+
+    def _restore(self, part: Any, on_gpu: bool | None) -> Any:
+        """`on_gpu`: None: where it was."""
+        if not isinstance(part, _Saved):
+            return part
+        like, is_cuda = part.like, part.is_cuda if on_gpu is None else on_gpu
+        tensor = torch.empty_strided(
+            like.shape, like.stride(), dtype=like.dtype, device="cuda" if is_cuda else "cpu"
+        ).zero_()
+        if not like.is_meta:
+            return tensor.copy_(like)
+        self._recorder.values.forget(tensor)
+        return tensor
 
 
 def _number(file: Any) -> int | None:
@@ -106,34 +121,6 @@ def _number(file: Any) -> int | None:
     return int(head[len(_MARK) :]) if head.startswith(_MARK) else None
 
 
-def _keep(value: Any, values: Values) -> Any:
-    """The value, with descriptions of tensors: it keeps none of them alive."""
-
-    def keep(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            if part.layout is not torch.strided or type(part) not in _PLAIN:
-                return part
-            real = values.of(part) if isinstance(part, FakeTensor) else part.detach()
-            contents = real.clone() if real is not None and is_small(part) else None
-            return _Saved(part.shape, part.stride(), part.dtype, part.device, contents)
-        try:
-            return part if isinstance(part, torch.nn.Module) else copy.deepcopy(part)
-        except Exception:  # noqa: BLE001  of the script's own making
-            return part
-
-    return tree_map(keep, value)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
-
-
-def _restore(value: Any, on_gpu: bool | None, values: Values) -> Any:
-    def restore(part: Any) -> Any:
-        return part.load(on_gpu, values) if isinstance(part, _Saved) else part
-
-    return tree_map(restore, value)
-
-
 def _on_gpu(map_location: Any) -> bool | None:
     """None if the file itself says where its tensors go."""
     if isinstance(map_location, dict):
@@ -149,15 +136,7 @@ def _on_gpu(map_location: Any) -> bool | None:
     return torch.device(map_location).type == "cuda"
 
 
-def _move_to_gpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to("cuda")
-    if isinstance(value, dict):
-        for key in value:
-            value[key] = _move_to_gpu(value[key])
-        return value
-    if isinstance(value, torch.nn.Module):
-        return value.cuda()
-    if type(value) in (list, tuple):
-        return type(value)(_move_to_gpu(item) for item in value)
-    return value
+def _move_to_gpu(part: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        return part.to("cuda")
+    return part.cuda() if isinstance(part, torch.nn.Module) else part

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 
 HINT = "give --gpu-mem, or submit the python command itself"
@@ -130,26 +130,21 @@ def _parse_python(python: tuple[str, ...], words: Sequence[str]) -> Program:
     return Program(python, tuple(rest))
 
 
-def whole(text: str, otherwise: int) -> int:
-    """The whole number that `text` is; `otherwise` if it is none, or too long to be meant."""
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else otherwise
-
-
-def prefix_note(words: Sequence[str]) -> str:
-    """What the programs in front of a command would change for it."""
-    front = words[: len(words) - len(unwrap(words))]
-    return "`srun` was left out" if "srun" in map(os.path.basename, front) else ""
-
-
 def unwrap(words: Sequence[str]) -> list[str]:
     """A command without `nohup`, `nice -n 10`, `timeout 3h` and their like in front."""
     rest = list(words)
     while rest and (base := os.path.basename(rest[0])) in PREFIXES and base != "env":
         own, valued = PREFIXES[base]
-        rest.pop(0)
-        while rest and rest[0].startswith("-"):
-            option = rest.pop(0)
-            if re.fullmatch(rf"-[{valued or '-'}]", option) and valued and rest:
-                rest.pop(0)
+        _, rest = take_options(rest[1:], [f"-{letter}" for letter in valued])
         del rest[:own]
     return rest
+
+
+def take_options(words: Sequence[str], valued: Container[str]) -> tuple[dict[str, str], list[str]]:
+    """The options in front, with their values; and what follows. `valued`: those whose value is a
+    word of its own."""
+    rest, given = list(words), {}
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        given[option] = rest.pop(0) if option in valued and not equals and rest else value
+    return given, rest

@@ -21,7 +21,7 @@ from dataclasses import replace
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from estimators.tracer import shell
-from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, prefix_note, unwrap
+from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, take_options, unwrap
 
 MOST_STEPS = 8  # of shell scripts that run shell scripts
 KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
@@ -57,8 +57,10 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
     """The Python command that a command ends up running. Raises Unreadable, Unclear or OSError."""
     skipped = note = ""
     for _ in range(MOST_STEPS):
-        skipped = skipped or prefix_note(words)
-        words = unwrap(words)
+        bare = unwrap(words)
+        if "srun" in map(os.path.basename, words[: len(words) - len(bare)]):
+            skipped = skipped or "`srun` was left out"
+        words = bare
         name = os.path.basename(words[0]) if words else ""
         if PYTHON.fullmatch(name) or name in KNOWN:
             return shell.Command(list(words), env, cwd, skipped, note)
@@ -90,13 +92,9 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
 
 def run(tool: str, words: Sequence[str], env: dict[str, str], cwd: str) -> shell.Command:
     """What `uv run …`, `poetry run …`, `conda run -n x …` run, in the environment of the tool."""
-    rest, given = list(words), {}
-    if rest[:1] != ["run"]:
+    if list(words[:1]) != ["run"]:
         raise Unreadable(f"of {tool}, only `{tool} run` is known: {HINT}")
-    del rest[0]
-    while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
-        given[option] = rest.pop(0) if option in WITH_VALUES and not equals and rest else value
+    given, rest = take_options(words[1:], WITH_VALUES)
     if not rest:
         raise Unreadable(f"{tool} is given nothing to run")
     inside = given.get("--directory") or given.get("--cwd") or given.get("-C") or ""

@@ -58,7 +58,6 @@ def install(trace: Trace) -> None:
     bootstrap, signature = process_kind._bootstrap, inspect.signature(execute)
 
     def fork_() -> int:
-        trace.recorder.deceived.share()
         own_s = trace.own_s
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # there is a thread, which waits for the deadline

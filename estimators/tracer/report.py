@@ -1,20 +1,20 @@
-"""A trace's result: the only value passed from the job's Python to the estimators."""
+"""A trace's result: the only value passed from the job's Python to the estimators.
 
-from __future__ import annotations
+Types are written as Python 3.8 evaluates them: `loads` reads them.
+"""
 
+import functools
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Sequence
+from typing import Any, Dict, Optional, Sequence, Tuple, Union, get_args, get_origin, get_type_hints
 
 LONGER = "`carma estimate --within SECONDS` waits longer"
-MOST_HOLDERS, MOST_MOMENTS = 64, 1024
-MOST_LETTERS = 300
+MOST_LETTERS = 1000
 MOST_BYTES = 1 << 60
 CONTEXT_MIB = 544  # as in carmad.config, which the job's Python may not have; a test compares them
 _UNITS = {"M": 1 << 20, "MB": 10**6, "MIB": 1 << 20, "G": 1 << 30, "GB": 10**9, "GIB": 1 << 30}
 PHASES = ("evaluation", "saving")  # that most scripts have, besides training
-MOST_PHASES = 8
 TIME_UP = "the time for it was up"
 # What memory is for, at the moment when most is in use; "cached" is what the allocator holds more.
 PARTS = ("parameters", "gradients", "optimizer", "activations", "cached", "workspace")
@@ -53,87 +53,35 @@ class Remedy:
 class Moment:
     """When most is in use among several successive events."""
 
-    in_use: tuple[int, ...]  # bytes, by PARTS
+    in_use: Tuple[int, ...]  # bytes, by PARTS
     reserved: int
     mark: str  # "step1" if that step ended then
 
 
 @dataclass(frozen=True)
 class Explanation:
-    modules: tuple[Held, ...]  # the largest
-    lines: tuple[Held, ...]
-    remedies: tuple[Remedy, ...]  # the best first
-    moments: tuple[Moment, ...]  # from the first module's call to the end of the trace
+    modules: Tuple[Held, ...]  # the largest
+    lines: Tuple[Held, ...]
+    remedies: Tuple[Remedy, ...]  # the best first
+    moments: Tuple[Moment, ...]  # from the first module's call to the end of the trace
 
-    @classmethod
-    def of(cls, fields: Any) -> Explanation | None:
-        """What the tracer has sent, within limits, as a script may forge it. None if it is no
-        explanation."""
-        try:
-            moments = tuple(map(_moment, fields["moments"][:MOST_MOMENTS]))
-            if not moments:
-                return None
-            return cls(
-                modules=tuple(map(_holder, fields["modules"][:MOST_HOLDERS])),
-                lines=tuple(map(_holder, fields["lines"][:MOST_HOLDERS])),
-                remedies=tuple(
-                    Remedy(_text(one["what"]), _number(one["saved"]), bool(one["exact"]))
-                    for one in fields["remedies"][:MOST_HOLDERS]
-                ),
-                moments=moments,
-            )
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return None
-
-
-def _holder(one: Any) -> Held:
-    name, kind = _text(one["name"]), _text(one["kind"])
-    return Held(name, kind, _number(one["count"]), _number(one["nbytes"]))
-
-
-def _moment(one: Any) -> Moment:
-    in_use = tuple(map(_number, one["in_use"]))
-    if len(in_use) != len(PARTS):
-        raise ValueError(f"{len(in_use)} parts")
-    return Moment(in_use, _number(one["reserved"]), _text(one["mark"]))
-
-
-def _text(said: object) -> str:
-    return str(said)[:MOST_LETTERS].encode(errors="replace").decode()
-
-
-def _number(said: Any) -> int:
-    """Raises TypeError, ValueError or OverflowError."""
-    if not 0 <= said <= MOST_BYTES:
-        raise ValueError(f"{said!r:.80} is out of range")
-    return int(said)
+    def __post_init__(self) -> None:
+        if not self.moments or any(len(one.in_use) != len(PARTS) for one in self.moments):
+            raise ValueError("no moments, or of other parts")
 
 
 @dataclass(frozen=True)
 class Rest:
     """What a script does after two steps, as far as it was followed."""
 
-    phases: dict[str, int]  # the most bytes in use in each: training, evaluation, saving, …
+    phases: Dict[str, int]  # the most bytes in use in each: training, evaluation, saving, …
     end: str = ""  # why it was not followed to its end
     crash: str = ""  # completes "your script stops …", if it does so then
 
     @property
-    def missing(self) -> tuple[str, ...]:
+    def missing(self) -> Tuple[str, ...]:
         """The phases that it may have, and that were not reached."""
         return tuple(one for one in PHASES if self.end and one not in self.phases)
-
-    @classmethod
-    def of(cls, fields: Any) -> Rest | None:
-        """What the tracer has sent, within limits. None if it is none."""
-        try:
-            phases = list(fields["phases"].items())[:MOST_PHASES]
-            return cls(
-                {_text(name): _number(most) for name, most in phases},
-                _text(fields["end"]),
-                _text(fields["crash"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            return None
 
 
 @dataclass(frozen=True)
@@ -145,15 +93,15 @@ class Report:
     floor: int  # most bytes that were live at once
     reserved: int  # most that the caching allocator held, workspaces included
     most: int  # the same, where its segments lie in the worst way of those that were tried
-    parts: dict[str, int]  # of `reserved`, by PARTS, when most of it was in use
+    parts: Dict[str, int]  # of `reserved`, by PARTS, when most of it was in use
     autotune: int  # what cudnn.benchmark may take above `reserved`, earlier; 0 when it is off
     faketensor: int  # most live bytes by the first backward's end: the paper's FakeTensor reading
     batch: int  # the first dimension of what the model was called with
-    layers: tuple[Layer, ...]
-    notes: tuple[str, ...]  # what was left out or assumed
+    layers: Tuple[Layer, ...]
+    notes: Tuple[str, ...]  # what was left out or assumed
     seconds: float  # from the tracer's start to its end
-    explanation: Explanation | None = None  # of the first two steps, if it was asked for
-    rest: Rest | None = None  # None: there was none, or no time for it
+    explanation: Optional[Explanation] = None  # of the first two steps, if it was asked for
+    rest: Optional[Rest] = None  # None: there was none, or no time for it
     processes: int = 1  # on this GPU: each has a context of its own
 
     @property
@@ -188,26 +136,21 @@ def together(reports: Sequence[Report]) -> Report:
     first = max(reports, key=lambda one: (one.steps, one.reserved))
     if len(reports) == 1:
         return first
-    rest, others = first.rest, sum(one.floor for one in reports) - first.floor
+    sums = ("floor", "reserved", "most", "faketensor")
+    total = {name: sum(getattr(one, name) for one in reports) for name in sums}
+    rest, others = first.rest, total["floor"] - first.floor
     if rest is not None:
         rest = replace(rest, phases={name: most + others for name, most in rest.phases.items()})
+    more = (note for one in reports for note in one.notes if note not in first.notes)
     return replace(
         first,
-        floor=first.floor + others,
-        reserved=sum(one.reserved for one in reports),
-        most=sum(one.most for one in reports),
+        **total,
         parts={part: sum(one.parts.get(part, 0) for one in reports) for part in PARTS},
         autotune=max(one.autotune for one in reports),
-        faketensor=sum(one.faketensor for one in reports),
         notes=(
             f"{len(reports)} processes on one GPU, with a context each",
             *first.notes,
-            *dict.fromkeys(
-                f"another process: {note}"
-                for one in reports
-                for note in one.notes
-                if note not in first.notes
-            ),
+            *(f"another process: {note}" for note in dict.fromkeys(more)),
         ),
         seconds=max(one.seconds for one in reports),
         rest=rest,
@@ -226,20 +169,36 @@ class No:
 
 def refusal(why: str, *, late: bool = False, crash: str = "") -> bytes:
     """What is sent instead of a report."""
-    return json.dumps({"refused": why, "late": late, "crash": crash}).encode()
+    return json.dumps({"refused": asdict(No(why, late, crash))}).encode()
 
 
-def loads(text: bytes) -> Report | No:
+def loads(text: bytes) -> Union[Report, No]:
     """The report, or why there is none. Raises ValueError for anything else."""
     try:
-        fields: dict[str, Any] = json.loads(text)
-        if "refused" in fields:
-            crash = str(fields.get("crash", ""))
-            return No(str(fields["refused"]), bool(fields.get("late")), crash)
-        fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
-        fields["notes"] = tuple(fields["notes"])
-        fields["explanation"] = Explanation.of(fields.get("explanation"))
-        fields["rest"] = Rest.of(fields.get("rest"))
-        return Report(**fields)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        fields = json.loads(text)
+        return _read(No, fields["refused"]) if "refused" in fields else _read(Report, fields)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a tracer's report: {error}") from error
+
+
+_find_hints = functools.lru_cache(maxsize=None)(get_type_hints)
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """What was sent as a `kind`, within limits, as a script may forge it. What may be raised,
+    `loads` handles."""
+    of, kinds = get_origin(kind), get_args(kind)
+    if of is Union:  # Optional
+        return None if value is None else _read(kinds[0], value)
+    if of is tuple:
+        return tuple(_read(kinds[0], one) for one in value)
+    if of is dict:
+        return {_read(str, name): _read(kinds[1], one) for name, one in value.items()}
+    if kind is str:
+        return str(value)[:MOST_LETTERS].encode(errors="replace").decode()
+    if kind in (int, float, bool):
+        if not abs(value) <= MOST_BYTES:
+            raise ValueError(f"{value!r:.80} is out of range")
+        return kind(value)
+    hints = _find_hints(kind)
+    return kind(**{name: _read(hints[name], value[name]) for name in value})

@@ -60,14 +60,16 @@ class Phases:
 
     def note_call(self, module: Any) -> None:
         """Call this before a model is called."""
-        if torch.is_grad_enabled():
+        trains = torch.is_grad_enabled()
+        if trains:
             evaluates = not module.training and id(module) in self._trained
         else:  # else it is a teacher, or a measure
+            is_trained = any(parameter.requires_grad for parameter in module.parameters())
             evaluates = not module.training or self.loaders.ended > 0
-            evaluates = evaluates and (type(module) in self._kinds or _is_trained(module))
+            evaluates = evaluates and (type(module) in self._kinds or is_trained)
         if evaluates:
             self.enter(EVALUATION)
-        elif module.training and torch.is_grad_enabled():
+        elif module.training and trains:
             self._trained.add(id(module))
             self._kinds.add(type(module))
             self.enter(LARGEST if self.loaders.largest else TRAINING)
@@ -75,10 +77,6 @@ class Phases:
     def _start_largest(self) -> None:
         if self._recorder.phase == TRAINING:
             self.enter(LARGEST)
-
-
-def _is_trained(module: Any) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 class Ending:
@@ -107,25 +105,21 @@ class Ending:
         unseen = Rest({TRAINING: run.phases[TRAINING]}, TIME_UP)
         self._report, self._run = report, run
         self._answer.keep(replace(report, rest=unseen))
-        clock = self._answer.clock
-        self._own_s, self._wall_s = clock.own_s, time.monotonic()
-        own_s = max(self._rest_s, min(self._own_s, OWN_S))
-        wall_s = max(SLOW * self._rest_s, min(clock.seconds, WALL_S))
         loaders = self._phases.loaders
         loaders.short, loaders.more = True, self._recorder.choices.plan.more
         self._asked = set(self._recorder.choices.asked)
-        threading.Thread(target=self._wait, args=(own_s, wall_s), daemon=True).start()
+        threading.Thread(target=self._wait, daemon=True).start()
 
-    def _wait(self, own_s: float, wall_s: float) -> None:
-        while True:
-            share = 1 / SEEN if self._phases.seen.issuperset(PHASES) else 1.0
-            left_s = min(
-                share * own_s - (self._answer.clock.own_s - self._own_s),
-                share * wall_s - (time.monotonic() - self._wall_s),
-            )
-            if left_s <= 0:
-                break
-            time.sleep(min(left_s, own_s / SEEN))
+    def _wait(self) -> None:
+        clock, began = self._answer.clock, time.monotonic()
+        own_s, steps_s, rest_s = clock.own_s, clock.seconds, self._rest_s
+        most_s = max(rest_s, min(own_s, OWN_S)), max(SLOW * rest_s, min(steps_s, WALL_S))
+        left_s = 1.0
+        while left_s > 0:
+            time.sleep(min(left_s, most_s[0] / SEEN))
+            share = SEEN if self._phases.seen.issuperset(PHASES) else 1
+            spent_s = clock.own_s - own_s, time.monotonic() - began
+            left_s = min(most / share - spent for most, spent in zip(most_s, spent_s))
         self.end(TIME_UP)
 
     def pause(self) -> None:

@@ -21,7 +21,6 @@ import json
 import re
 import runpy
 import sys
-import traceback
 import types
 import weakref
 from dataclasses import replace
@@ -48,11 +47,10 @@ from . import (
 )
 from .answering import Answer, Clock, Stop, offline, one_line, what_went_wrong
 from .attempts import explore
-from .blame import is_of_shortness, own_crash
-from .choices import Plan
+from .blame import judge, stop
+from .choices import Deceit, Plan
 from .command import Options
 from .explanation import with_explanation
-from .made_up import Deceit
 from .modules import Attribution, Layers
 from .recording import Recorder
 from .replay import Replays
@@ -63,14 +61,9 @@ from .shortcuts import PASSES, Repeats
 from .swallowed import Swallowed
 
 STEPS = 2
-# What a script hardly raises itself.
-_FIRM = (TypeError, AttributeError, NameError, ImportError, FileNotFoundError)
 _AFTER_FORK = "autograd's threading in combination with fork"  # PyTorch trains in no such process
 PARTLY = "a process that was started after a backward pass counts as far as its own first one"
 ENOUGH = 12
-_OF_SHAPES = re.compile("IndexError: (invalid index of a 0-dim|too many indices for) tensor")
-_TORCH = f"{Path(torch.__file__).parent}/"
-ASSUMED = " taken to "  # in notes
 FOREIGN_S = 0.5  # of a processor, without imports, that another framework computes at least
 
 SAME = re.compile(r"%%(time|timeit|capture|prun|memit)\b.*")  # the rest of the cell is Python
@@ -80,15 +73,13 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|(?:[\w, ]+=\s*)[!%].*|\?.*|[\w.]+\?+\s*)$",
 class Steps:
     """Counts the steps of each optimizer."""
 
-    def __init__(self) -> None:
-        self.clock: Clock | None = None
+    def __init__(self, clock: Clock) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.by_hand = True  # there has been no optimizer
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            if self.clock is not None:
-                self.clock.works()
+            clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
             self.by_hand = False
@@ -116,15 +107,12 @@ class Steps:
 
 
 class Trace:
-    """The patched torch, and what is recorded through it once a trial has begun."""
+    """The patched torch, and what is recorded through it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, answer: Answer) -> None:
         """Raises Unfit."""
-        self._answer: Answer  # this and the next two from `begin` on
-        self.rest: Ending
-        self._options: Options
-        self.attribution: Attribution | None = None
-        self._steps = Steps()
+        self._options, self._answer = options, answer
+        self._steps = Steps(answer.clock)
         imports.spare()
         substitutes.give_zeros()
         self.recorder = Recorder()
@@ -134,7 +122,7 @@ class Trace:
         ranks.install(self.recorder, self._leave)
         self._phases = Phases(self.recorder)
         self._phases.install()
-        self._swallowed = Swallowed(lambda: self.recorder.operators)
+        self._swallowed = Swallowed(self.recorder)
         self._swallowed.install()
         sockets.install(self._refuse_network)
         kept = checkpoints.Checkpoints(self.recorder)
@@ -153,17 +141,33 @@ class Trace:
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._after_step)
         following.install(self)
+        self.attribution = Attribution(self.recorder) if options.explain else None
+        self._rest = self._ending()
+        answer.trace = self
+
+    def _ending(self) -> Ending:
+        return Ending(self.recorder, self._phases, self._answer, self._options.rest_s)
 
     def _refuse_network(self) -> None:
         self.recorder.deceive()
         self._swallowed.note_network()
 
-    def begin(self, answer: Answer, options: Options) -> None:
-        self._answer, self._steps.clock, self._options = answer, answer.clock, options
-        answer.find_reason, answer.find_state = self._find_foreign, self._find_state
-        answer.find_part = self._find_part
-        self.attribution = Attribution(self.recorder) if options.explain else None
-        self.rest = Ending(self.recorder, self._phases, answer, options.rest_s)
+    def run(self, words: list[str]) -> NoReturn:
+        """`words`: the script or -m or -c, and its arguments."""
+        explore(self._answer, lambda plan: self._attempt(words, plan))
+
+    def _attempt(self, words: list[str], plan: Plan) -> NoReturn:
+        recorder = self.recorder
+        recorder.choices.plan, recorder.deceived = plan, Deceit()
+        if plan.flipped:
+            lines = (place.rpartition(":") for place in sorted(plan.flipped))
+            places = ", ".join(f"{Path(path).name}{colon}{line}" for path, colon, line in lines)
+            recorder.note(
+                f"what is read from the GPU at {places} decides: taken so that it goes on"
+            )
+        with recorder, self.layers, self.attribution or contextlib.nullcontext():
+            self.guard(lambda: _execute(words))
+            self.finish()
 
     # -- processes that the script starts ----------------------------------------------------------
 
@@ -182,7 +186,7 @@ class Trace:
         self.recorder.restart()
         self._steps.restart()
         self._repeats.restart()
-        self.rest = Ending(self.recorder, self._phases, self._answer, self._options.rest_s)
+        self._rest = self._ending()
 
     def run_program(self, words: list[str], prepare: Callable[[], None]) -> NoReturn:
         """In place of what this process has done so far. `words`: the script or -m or -c, and its
@@ -219,12 +223,12 @@ class Trace:
         if not self._answer.is_first and self.recorder.has_allocated:
             self.guard(fail)
 
-    def _find_state(self) -> tuple[str, float, bool]:
+    def find_state(self) -> tuple[str, float, bool]:
         index, since = self.recorder.gpu or 0, self.recorder.since
         gpu = "" if since is None else following.name_of_gpu(index)
         return gpu, since or 0.0, not self._steps.by_hand
 
-    def _find_part(self, note: str = "") -> Report | None:
+    def find_part(self, note: str = "") -> Report | None:
         """What is known when nobody waits for more, or `note` says why there is no more."""
         if not self.recorder.has_allocated:
             return None
@@ -237,11 +241,11 @@ class Trace:
     # -- what the script does ----------------------------------------------------------------------
 
     def _before_call(self, module: Any) -> None:
-        self.rest.pause()
+        self._rest.pause()
         self._phases.note_call(module)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self.rest.pause()
+        self._rest.pause()
         self.recorder.mark("stepped")
         before = self._steps.rounds
         last = self._steps.count(optimizer, self._answer.is_half_over)
@@ -250,13 +254,13 @@ class Trace:
         self._answer.steps = self._steps.rounds
         if self._steps.rounds > before:
             self.recorder.mark(f"step{self._steps.rounds}")
-        if last and not self.rest.begun:
+        if last and not self._rest.begun:
             self._go_on()
 
     def _after_pass(self, passes: int) -> None:
         """Without an optimizer, the script updates its parameters by hand after each backward pass,
         or some."""
-        if not self._steps.by_hand or self.rest.begun:
+        if not self._steps.by_hand or self._rest.begun:
             return
         self.layers.label_gradients()
         if passes > PASSES and self.recorder.events:
@@ -265,7 +269,7 @@ class Trace:
             )
             self._go_on()
 
-    def _find_foreign(self) -> str:
+    def find_reason(self) -> str:
         """Why to refuse a script that computes with another framework, and not with torch."""
         if self.recorder.events or self._answer.clock.own_s < FOREIGN_S:
             return ""
@@ -276,13 +280,14 @@ class Trace:
 
     def finish(self) -> NoReturn:
         """Answer with the report: the script has come to its end."""
-        if self.rest.begun:
-            self.rest.end()
-        recorder, steps, swallowed = self.recorder, self._steps.rounds, self._swallowed
+        if self._rest.begun:
+            self._rest.end()
+        recorder, steps, told = self.recorder, self._steps.rounds, self._swallowed
         if not (recorder.has_allocated or self._answer.is_first):
             self._answer.leave()
-        if not steps and (why := swallowed.refusal):
-            self._answer.stop(self.stop(why))
+        if not steps and told.is_last:
+            why = f"{told.note}; what follows is unknown"
+            self._answer.stop(stop(why, recorder, self._rest))
         if not recorder.has_allocated:
             self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
         if not steps:
@@ -290,24 +295,24 @@ class Trace:
             recorder.note_first(
                 f"it ended by itself without an optimizer step{lacks}: traced to its end"
             )
+            if told.note:
+                recorder.note_first(told.note)
+            elif recorder.refused is not None:
+                recorder.note_first(f"it went on after {what_went_wrong(recorder.refused)}")
         elif steps < STEPS:
             recorder.note_first(
                 "it ended by itself after one optimizer step: the second may take more"
             )
-        if not steps and swallowed.note:
-            recorder.note_first(swallowed.note)
-        elif not steps and recorder.refused is not None:
-            recorder.note_first(f"it went on after {what_went_wrong(recorder.refused)}")
         early = steps < STEPS and not self._steps.by_hand
-        stop = self.stop("it took no two steps", reported=True) if early else None
-        self._answer.report(self._report()[0], stop)
+        ended = stop("it took no two steps", recorder, self._rest) if early else None
+        self._answer.report(self._report()[0], ended)
 
     def _go_on(self) -> None:
         """All that is asked about training is known."""
         report, run = self._report()
         if not self._options.rest_s:
             self._answer.report(report)
-        self.rest.begin(report, run)
+        self._rest.begin(report, run)
 
     def _report(self) -> tuple[Report, Replays]:
         recorder = self.recorder
@@ -321,16 +326,13 @@ class Trace:
             report = self._explain(report, self.attribution)
         return report, run
 
-    def refuse(self, why: str) -> NoReturn:
-        """What was found out of the first two steps stands."""
-        if self.rest.begun:
-            self.rest.end(why)
+    def _end(self, how: Stop | None, why: str, status: int = 1) -> NoReturn:
+        """The script can go no further. What was found out of the first two steps stands."""
+        if self._rest.begun:
+            self._rest.end(f"it stopped at {why}" if how and how.crash else why, how)
+        if how is not None:
+            self._answer.stop(how, status)
         self._answer.refuse(why)
-
-    def fail(self, stop: Stop) -> NoReturn:
-        if self.rest.begun:
-            self.rest.end(f"it stopped at {stop.why}" if stop.crash else stop.why, stop)
-        self._answer.stop(stop)
 
     def guard(self, call: Callable[[], Any]) -> None:
         """Returns if the script ends by itself."""
@@ -340,22 +342,21 @@ class Trace:
             if error.code not in (None, 0):
                 self._exit(error)
         except KeyboardInterrupt:
-            self.refuse("it interrupted itself")
-        except MemoryError:
-            self.refuse(_short_of_memory(self._options))
+            self._end(None, "it interrupted itself")
         except Exception as error:  # noqa: BLE001  the script's own
             text = what_went_wrong(error)
             if _AFTER_FORK in text:
-                if self.rest.begun:  # the process that was waited for
-                    self.rest.end(PARTLY)
-                if part := self._find_part(PARTLY):
+                if self._rest.begun:  # the process that was waited for
+                    self._rest.end(PARTLY)
+                if part := self.find_part(PARTLY):
                     self._answer.report(part)
                 self._answer.leave()
-            if "can't allocate memory" in text:
-                self.refuse(_short_of_memory(self._options))
+            if isinstance(error, MemoryError) or "can't allocate memory" in text:
+                mib = self._options.host_memory_mib
+                self._end(None, f"it needs more than {mib} MiB of host memory to start")
             if no_network := offline(error):
-                self.refuse(text + no_network)
-            self.fail(_judge(error, text, self))
+                self._end(None, text + no_network)
+            self._end(judge(error, text, self.recorder, self._rest), text)
 
     def _exit(self, error: SystemExit) -> NoReturn:
         status, said = error.code, ""
@@ -363,22 +364,9 @@ class Trace:
             status, said = 1, f": {one_line(error.code)}"
         if not (self._answer.is_first or self.recorder.has_allocated):
             self._answer.leave(status)
-        when = "" if self.rest.begun else " before two optimizer steps"
-        stop = _judge(error, f"it left with status {status}{when}{said}", self)
-        self.fail(replace(stop, status=status & 0xFF))
-
-    def stop(self, why: str, **fields: Any) -> Stop:
-        recorder = self.recorder
-        return Stop(
-            why,
-            asked=self.rest.asked,
-            skipped=recorder.skipped,
-            deceived=bool(recorder.deceived),
-            progress=recorder.operators,
-            late=self.rest.begun,
-            assumed="; ".join(note for note in recorder.notes if ASSUMED in note),
-            **fields,
-        )
+        when = "" if self._rest.begun else " before two optimizer steps"
+        why = f"it left with status {status}{when}{said}"
+        self._end(judge(error, why, self.recorder, self._rest), why, status & 0xFF)
 
     def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
@@ -398,51 +386,6 @@ def _without_torch() -> str:
     return f": it uses {used}, and {foreign.ADVICE}" if used else ""
 
 
-def run(words: list[str], options: Options, answer: Answer, trace: Trace) -> NoReturn:
-    """`words`: the script or -m or -c, and its arguments."""
-    trace.begin(answer, options)
-    explore(answer, lambda plan: _attempt(words, trace, plan))
-
-
-def _attempt(words: list[str], trace: Trace, plan: Plan) -> NoReturn:
-    trace.recorder.choices.plan = plan
-    if plan.flipped:
-        places = ", ".join(map(_short, sorted(plan.flipped)))
-        trace.recorder.note(
-            f"what is read from the GPU at {places} decides: taken so that it goes on"
-        )
-    with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
-        trace.guard(lambda: _execute(words))
-        trace.finish()
-
-
-def _judge(error: BaseException, why: str, trace: Trace) -> Stop:
-    """Whether the script would stop on a GPU, too."""
-    # Frameworks that clean up after an error may read values then.
-    made_up = trace.recorder.made_up and error is not trace.recorder.failed
-    try:
-        crash = own_crash(error, made_up=False)
-        certain = not made_up or bool(own_crash(error, made_up=True))
-    except Exception:  # noqa: BLE001  its exceptions may be of its own making
-        crash, certain = "", not made_up
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    by_torch = bool(frames) and frames[-1].startswith((_TORCH, checkpoints.__file__))
-    by_torch = by_torch or bool(_OF_SHAPES.search(why))
-    firm = error is trace.recorder.refused or by_torch or isinstance(error, _FIRM)
-    if trace.rest.begun and is_of_shortness(error):  # its loops were cut short
-        firm = certain = False
-    return trace.stop(why, crash=crash, certain=certain, firm=firm)
-
-
-def _short(place: str) -> str:
-    path, colon, line = place.rpartition(":")
-    return f"{Path(path).name}{colon}{line}"
-
-
-def _short_of_memory(options: Options) -> str:
-    return f"it needs more than {options.host_memory_mib} MiB of host memory to start"
-
-
 def _execute(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv[:] = words[1:]
@@ -451,10 +394,7 @@ def _execute(words: list[str]) -> None:
     elif words[0] == "-c":
         sys.argv[:] = ["-c", *words[2:]]
         sys.path.insert(0, "")
-        main = types.ModuleType("__main__")
-        main.__dict__["__builtins__"] = builtins
-        sys.modules["__main__"] = main
-        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+        exec(compile(words[1], "<string>", "exec"), _main())
     else:
         sys.argv[:] = words
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
@@ -463,6 +403,14 @@ def _execute(words: list[str]) -> None:
             run_notebook(Path(words[0]))
         else:
             runpy.run_path(words[0], run_name="__main__")
+
+
+def _main(**names: Any) -> dict[str, Any]:
+    """The contents of a new module `__main__`."""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    found = vars(sys.modules["__main__"])
+    found.update(__builtins__=builtins, **names)
+    return found
 
 
 class _Shell:
@@ -478,22 +426,15 @@ class _Shell:
 
 
 def run_notebook(path: Path) -> None:
-    """In a module `__main__` of its own, one cell after the other."""
-    main = types.ModuleType("__main__")
-    main.__dict__.update(
-        __builtins__=builtins,
-        __file__=str(path),
-        get_ipython=_Shell,
-        display=lambda *_, **__: None,
-    )
-    sys.modules["__main__"] = main
+    """One cell after the other."""
+    main = _main(__file__=str(path), get_ipython=_Shell, display=lambda *_, **__: None)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     for number, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
             source = cell["source"]
             text = python(source if isinstance(source, str) else "".join(source))
             name, flags = f"{path.name}, cell {number}", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            waits = eval(compile(text, name, "exec", flags), main.__dict__)
+            waits = eval(compile(text, name, "exec", flags), main)
             if waits is not None:
                 asyncio.run(waits)
 

@@ -12,29 +12,24 @@ import functools
 import logging
 import sys
 import traceback
-from typing import Any, Callable
+from typing import Any
 
 from .answering import offline, own_place, place_of, text_of, what_went_wrong
+from .recording import Recorder
 
 
 class Swallowed:
-    def __init__(self, count: Callable[[], int]) -> None:
-        """`count`: how many operators have run on the GPU."""
-        self._count = count
-        self._what = self._why = ""
-        self._at = 0
+    """`note`: what the script told of last; "" if nothing."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.note = ""
+        self._recorder = recorder
+        self._at = 0  # operators until then
 
     @property
-    def note(self) -> str:
-        """What the script told of last; "" if nothing."""
-        return f"{self._what}: {self._why}" if self._what else ""
-
-    @property
-    def refusal(self) -> str:
-        """The same if nothing has run on the GPU after it; else ""."""
-        if not self._what or self._count() > self._at:
-            return ""
-        return f"{self._what}; what follows is unknown: {self._why}"
+    def is_last(self) -> bool:
+        """Whether nothing has run on the GPU since."""
+        return bool(self.note) and self._recorder.operators <= self._at
 
     def install(self) -> None:
         told: Any = traceback.TracebackException
@@ -43,19 +38,20 @@ class Swallowed:
 
         @functools.wraps(make)
         def init(self_: Any, kind: Any, error: Any, *args: Any, **kwargs: Any) -> None:
-            self._note(error)
+            self._note_error(error)
             make(self_, kind, error, *args, **kwargs)
 
         def handle_(self_: Any, record: Any) -> None:
             if record.levelno >= logging.ERROR:
-                self._note(sys.exc_info()[1])
+                self._note_error(sys.exc_info()[1])
             handle(self_, record)
 
         @functools.wraps(show)
         def print_(*args: Any, **kwargs: Any) -> None:
             error = sys.exc_info()[1]
-            if error is not None and any(_tells(arg, error) for arg in args):
-                self._note(error)
+            said = text_of(error) if error is not None else ""
+            if any(arg is error or (isinstance(arg, str) and said and said in arg) for arg in args):
+                self._note_error(error)
             show(*args, **kwargs)
 
         told.__init__, logger.handle = init, handle_
@@ -63,20 +59,15 @@ class Swallowed:
 
     def note_network(self) -> None:
         """Call this where a connection is refused."""
-        place = own_place(sys._getframe(1))
-        if place:
-            self._set(f"the network was asked at {place}", "a trace has none")
+        self._note("the network was asked", own_place(sys._getframe(1)), "a trace has none")
 
-    def _note(self, error: BaseException | None) -> None:
-        if isinstance(error, Exception) and (place := place_of(error)):
+    def _note_error(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            place = place_of(error)
             what = what_went_wrong(error)[len(f"{place}: ") :]
-            self._set(f"an error was logged at {place}", f"{what}{offline(error)}")
+            self._note("an error was logged", place, f"{what}{offline(error)}")
 
-    def _set(self, what: str, why: str) -> None:
-        self._what, self._why = f"{what} before an optimizer step", why
-        self._at = self._count()
-
-
-def _tells(arg: Any, error: BaseException) -> bool:
-    said = text_of(error)
-    return arg is error or (isinstance(arg, str) and bool(said) and said in arg)
+    def _note(self, what: str, place: str, why: str) -> None:
+        if place:
+            self.note = f"{what} at {place} before an optimizer step: {why}"
+            self._at = self._recorder.operators

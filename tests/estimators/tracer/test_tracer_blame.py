@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.tracer.blame import missing_torch, own_crash
+from estimators.tracer.blame import is_certain, missing_torch, own_crash
 
 
 def raised(text: str) -> BaseException:
@@ -53,7 +53,7 @@ def raised(text: str) -> BaseException:
     ],
 )
 def test_own_crashes(text: str, crash: str) -> None:
-    assert own_crash(raised(text), made_up=False).startswith(crash)
+    assert own_crash(raised(text)).startswith(crash)
 
 
 def test_an_error_that_no_line_of_the_script_leads_to_is_not_the_scripts() -> None:
@@ -63,18 +63,21 @@ def test_an_error_that_no_line_of_the_script_leads_to_is_not_the_scripts() -> No
         library["f"]()
     except ValueError as error:
         alone = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-        assert own_crash(alone, made_up=False) == ""
+        assert own_crash(alone) == ""
 
 
 def test_the_cause_is_told_of_a_framework_that_exits_after_it() -> None:
     text = "import sys\ntry:\n    {}['lr']\nexcept Exception as e:\n    print(e)\n    sys.exit(1)"
-    assert own_crash(raised(text), made_up=False) == "at train.py:3: KeyError: 'lr'"
+    assert own_crash(raised(text)) == "at train.py:3: KeyError: 'lr'"
 
 
 def test_wrong_arguments_say_which() -> None:
     text = "import argparse; p = argparse.ArgumentParser()\np.parse_args(['--lrr', '1'])"
-    crash = own_crash(raised(text), made_up=True)
-    assert crash == "at train.py:2: exit status 2: unrecognized arguments: --lrr 1"
+    error = raised(text)
+    assert (
+        is_certain(error)
+        and own_crash(error) == "at train.py:2: exit status 2: unrecognized arguments: --lrr 1"
+    )
 
 
 def test_a_command_of_click_says_what_is_missing() -> None:
@@ -85,7 +88,8 @@ import click
 def main(data): pass
 main([])
 """
-    assert own_crash(raised(text), made_up=True).startswith(
+    error = raised(text)
+    assert is_certain(error) and own_crash(error).startswith(
         "at train.py:6: exit status 2: Missing option '--data'"
     )
 
@@ -121,11 +125,11 @@ main([])
     ],
 )
 def test_what_the_trace_may_have_caused(text: str) -> None:
-    assert own_crash(raised(text), made_up=False) == ""
+    assert own_crash(raised(text)) == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "is_certain"),
+    ("text", "certain"),
     [
         ("assert 0", False),
         ("[][1]", False),
@@ -139,8 +143,8 @@ def test_what_the_trace_may_have_caused(text: str) -> None:
         ("if x = 1: pass", True),
     ],
 )
-def test_what_may_depend_on_values_that_were_made_up(text: str, is_certain: bool) -> None:
-    assert bool(own_crash(raised(text), made_up=True)) is is_certain
+def test_what_may_depend_on_values_that_were_made_up(text: str, certain: bool) -> None:
+    assert is_certain(raised(text)) is certain
 
 
 def test_a_fault_of_the_tracer_is_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +155,8 @@ def test_a_fault_of_the_tracer_is_not_the_scripts(monkeypatch: pytest.MonkeyPatc
             return error
         raise AssertionError
 
-    monkeypatch.setattr("estimators.tracer.blame._HERE", str(Path(__file__).parents[2]))
-    assert own_crash(calling(lambda: 3 + ""), made_up=False) == ""  # type: ignore[operator]
+    monkeypatch.setattr("estimators.tracer.blame._OWN", "tests")
+    assert own_crash(calling(lambda: 3 + "")) == ""  # type: ignore[operator]
 
 
 def test_a_library_that_finds_no_gpu_is_not_the_scripts(tmp_path: Path) -> None:
@@ -162,19 +166,19 @@ def test_a_library_that_finds_no_gpu_is_not_the_scripts(tmp_path: Path) -> None:
     try:
         library["find"]()
     except RuntimeError as error:
-        assert own_crash(error.with_traceback(error.__traceback__), made_up=False) == ""
-    assert own_crash(raised("raise RuntimeError('needs 2 GPUs')"), made_up=False) != ""
+        assert own_crash(error.with_traceback(error.__traceback__)) == ""
+    assert own_crash(raised("raise RuntimeError('needs 2 GPUs')")) != ""
 
 
 def test_who_leaves_while_the_hub_is_offline_may_have_no_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", sys)
-    assert own_crash(raised("raise SystemExit('no model')"), made_up=False) == ""
+    assert own_crash(raised("raise SystemExit('no model')")) == ""
     wrong = "import argparse\nargparse.ArgumentParser().parse_args(['-x'])"
-    assert own_crash(raised(wrong), made_up=False)
+    assert own_crash(raised(wrong))
     monkeypatch.delitem(sys.modules, "huggingface_hub")
-    assert own_crash(raised("raise SystemExit('no model')"), made_up=False)
+    assert own_crash(raised("raise SystemExit('no model')"))
 
 
 def test_a_python_without_torch(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from carmad.plugin import Refusal
 from estimators.tracer.answering import Message, Stop
-from estimators.tracer.attempts import _outcome
-from estimators.tracer.report import Report, loads, refusal
+from estimators.tracer.attempts import Outcome, _outcome
+from estimators.tracer.report import loads, refusal
 from estimators.tracer.script import PARTLY
 from tests.estimators.tracer.test_tracer_script import (
     job,
@@ -290,9 +290,13 @@ def stop(why: str, gpu: str = "0", said: float = 9.0) -> Message:
     return replace(message(refusal(why), gpu, said=said), stop=how)
 
 
+def outcome(*messages: Message) -> Outcome:
+    return _outcome([(one, loads(one.answer.encode())) for one in messages])
+
+
 def mib_of(*messages: Message) -> tuple[int, int]:
-    found = loads(_outcome(list(messages), 0).answer)
-    assert isinstance(found, Report)
+    found = outcome(*messages).report
+    assert found
     return found.reserved // MIB, found.processes
 
 
@@ -312,14 +316,14 @@ def test_the_most_that_processes_hold_at_once() -> None:
 
 def test_who_stops_first_decides_unless_a_process_has_trained() -> None:
     child, parent = stop("a.py:3", said=4), stop("a.py:9", gpu="", said=5)
-    found = _outcome([parent, child], 0).stop
+    found = outcome(parent, child).stop
     assert found is not None and found.why == "a.py:3"
     assert mib_of(child, parent, message(reserved(300))) == (300, 1)
-    found = _outcome([child, message(reserved(300, steps=0))], 0).stop
+    found = outcome(child, message(reserved(300, steps=0))).stop
     assert found is not None and found.crash == "at a.py:3"
     ended = replace(message(reserved(300, steps=0)), is_first=True)
     assert mib_of(stop("no module", gpu=""), ended) == (300, 1)
-    assert _outcome([child, ended], 0).stop is not None
+    assert outcome(child, ended).stop is not None
     nothing = message(refusal("it put nothing on a GPU"), gpu="", said=3)
     late = message(refusal("it took no step", late=True))
-    assert _outcome([nothing, late], 0).answer == late.answer.encode()
+    assert outcome(nothing, late).answer == loads(late.answer.encode())

@@ -363,7 +363,7 @@ for name, text in programs.items():
             error = traceback.format_exc()
     told[name] = error, recorder.made_up, recorder.notes
     recorder.choices.asked.clear()
-    recorder.deceived.forget()
+    recorder.deceived = type(recorder.deceived)()
     recorder.notes = []
 print("told:" + json.dumps(told))
 """

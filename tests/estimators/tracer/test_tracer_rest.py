@@ -135,6 +135,12 @@ def test_what_the_trace_may_have_caused_is_not_blamed_on_the_script(
     assert seen.rest.phases["training"] == usual.rest.phases["training"]
 
 
+def test_a_loop_that_was_cut_short_is_not_the_scripts_where_no_value_was_read(job: Path) -> None:
+    for check in ("assert len(losses) == 100", "torch.zeros(6400) + torch.zeros(64 * len(losses))"):
+        text = epochs(evaluation=check).replace(".mean().item()", ".mean()")
+        assert only(text, job) == "", check
+
+
 def test_what_was_not_reached_is_said(job: Path) -> None:
     seen = followed(job, epochs(evaluation="assert len(losses) == 100"))
     assert seen.rest is not None
