@@ -11,8 +11,6 @@ an argument is a symbol.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
 import types
 from pathlib import Path
@@ -29,26 +27,31 @@ NO_SYMPY = "carma_sympy"  # no module of this name can be imported
 
 
 class _StandIn(types.ModuleType):
-    """`real`: gives the module in whose place this is."""
+    """`real`: gives what else is asked of the module in whose place this is."""
 
-    def __init__(self, name: str, real: Callable[[], Any], **known: Any) -> None:
+    def __init__(self, name: str, real: Callable[[str], Any], **known: Any) -> None:
         super().__init__(name)
         self.__dict__.update(known, _real=real)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._real(), name)
+        return self._real(name)
 
 
 def _is_stand_in(name: str) -> bool:
     return isinstance(sys.modules.get(name), _StandIn)
 
 
-def _real_shapes() -> Any:
+def _of_shapes(name: str) -> Any:
     if _is_stand_in(SHAPES):
         del sys.modules[SHAPES]
-    return importlib.import_module(SHAPES)
+    return getattr(importlib.import_module(SHAPES), name)
+
+
+def _of_dynamo(name: str) -> Any:
+    """Its settings need nothing else of it."""
+    return importlib.import_module(CONFIG) if name == "config" else getattr(_real_dynamo(), name)
 
 
 def _real_dynamo(module: str = DYNAMO) -> Any:
@@ -84,27 +87,26 @@ _OF_DYNAMO = {
 }
 
 
-class _Package(_StandIn):
-    """A stand-in of torch._dynamo, whose settings need nothing else of it."""
+def watch(begin: Callable[[str], None], end: Callable[[str], None] = lambda _: None) -> None:
+    """Call these before and after each import of a module that is not there yet."""
+    importlib_: Any = sys.modules["_frozen_importlib"]
+    find = importlib_._find_and_load  # the interpreter calls it by this name
 
-    def __getattr__(self, name: str) -> Any:
-        return importlib.import_module(CONFIG) if name == "config" else super().__getattr__(name)
+    def find_and_load(name: str, *args: Any) -> Any:
+        if name in sys.modules:
+            return find(name, *args)
+        begin(name)
+        module = find(name, *args)
+        end(name)
+        return module
+
+    importlib_._find_and_load = find_and_load
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the whole package if one of its modules is imported, and returns that module."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if not name.startswith(f"{DYNAMO}.") or name == CONFIG or not _is_stand_in(DYNAMO):
-            return None
+def _import_whole(name: str) -> None:
+    """The package, before one of its modules is imported."""
+    if name.startswith(f"{DYNAMO}.") and name != CONFIG and _is_stand_in(DYNAMO):
         _real_dynamo()
-        return importlib.machinery.ModuleSpec(name, self) if name in sys.modules else None
-
-    def create_module(self, spec: Any) -> Any:
-        return sys.modules[spec.name]
-
-    def exec_module(self, module: Any) -> None:
-        pass
 
 
 def _spare_sympy(function: Any) -> None:
@@ -112,7 +114,9 @@ def _spare_sympy(function: Any) -> None:
     code = getattr(function, "__code__", None)
     if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
         nothing = types.SimpleNamespace(Basic=type("NoSymbol", (), {}))
-        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY, lambda: sys.modules.get(SYMPY, nothing))
+        sys.modules[NO_SYMPY] = _StandIn(
+            NO_SYMPY, lambda name: getattr(sys.modules.get(SYMPY, nothing), name)
+        )
         names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
         function.__code__ = code.replace(co_names=tuple(names))
 
@@ -121,9 +125,11 @@ def spare() -> None:
     """Call this before the first fake tensor is made."""
     _spare_sympy(getattr(torch._prims_common, "elementwise_dtypes", None))
     if SHAPES not in sys.modules:
-        sys.modules[SHAPES] = _StandIn(SHAPES, _real_shapes, **_OF_NUMBERS)
+        sys.modules[SHAPES] = _StandIn(SHAPES, _of_shapes, **_OF_NUMBERS)
     if DYNAMO not in sys.modules:
-        sys.modules[DYNAMO] = torch._dynamo = _Package(DYNAMO, _real_dynamo, **_OF_DYNAMO)
+        sys.modules[DYNAMO] = torch._dynamo = _StandIn(DYNAMO, _of_dynamo, **_OF_DYNAMO)
         utils: Any = {"is_compile_supported": lambda _: False}  # nothing is compiled here
-        sys.modules[UTILS] = _StandIn(UTILS, lambda: _real_dynamo(UTILS), **utils)
-        sys.meta_path.insert(0, _Finder())
+        sys.modules[UTILS] = _StandIn(
+            UTILS, lambda name: getattr(_real_dynamo(UTILS), name), **utils
+        )
+        watch(_import_whole)
