@@ -24,44 +24,40 @@ UTILS = f"{DYNAMO}.utils"
 SHAPES = "torch.fx.experimental.symbolic_shapes"
 SYMPY = "sympy"
 NO_SYMPY = "carma_sympy"  # no module of this name can be imported
+_WITHOUT_SYMPY = types.SimpleNamespace(Basic=type("NoSymbol", (), {}))
 
 
 class _StandIn(types.ModuleType):
-    """`real`: gives what else is asked of the module in whose place this is."""
+    """`known`: what it knows itself."""
 
-    def __init__(self, name: str, real: Callable[[str], Any], **known: Any) -> None:
+    def __init__(self, name: str, **known: Any) -> None:
         super().__init__(name)
-        self.__dict__.update(known, _real=real)
+        self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._real(name)
+        if self.__name__ == NO_SYMPY:
+            return getattr(sys.modules.get(SYMPY, _WITHOUT_SYMPY), name)
+        if (self.__name__, name) == (DYNAMO, "config"):  # it needs nothing else of it
+            return importlib.import_module(CONFIG)
+        return getattr(_import_real(self.__name__), name)
 
 
 def _is_stand_in(name: str) -> bool:
     return isinstance(sys.modules.get(name), _StandIn)
 
 
-def _of_shapes(name: str) -> Any:
-    if _is_stand_in(SHAPES):
-        del sys.modules[SHAPES]
-    return getattr(importlib.import_module(SHAPES), name)
-
-
-def _of_dynamo(name: str) -> Any:
-    """Its settings need nothing else of it."""
-    return importlib.import_module(CONFIG) if name == "config" else getattr(_real_dynamo(), name)
-
-
-def _real_dynamo(module: str = DYNAMO) -> Any:
+def _import_real(name: str) -> Any:
     """`from torch._dynamo import name` in a module that was given the stand-in asks twice."""
-    if _is_stand_in(DYNAMO):
-        for name in (DYNAMO, CONFIG, UTILS):
-            sys.modules.pop(name, None)
+    if name == SHAPES and _is_stand_in(SHAPES):
+        del sys.modules[SHAPES]
+    elif name != SHAPES and _is_stand_in(DYNAMO):
+        for one in (DYNAMO, CONFIG, UTILS):
+            sys.modules.pop(one, None)
         del torch._dynamo  # its own modules look for it there while they are imported
-    importlib.import_module(DYNAMO)
-    return importlib.import_module(module)
+        importlib.import_module(DYNAMO)
+    return importlib.import_module(name)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -106,17 +102,14 @@ def watch(begin: Callable[[str], None], end: Callable[[str], None] = lambda _: N
 def _import_whole(name: str) -> None:
     """The package, before one of its modules is imported."""
     if name.startswith(f"{DYNAMO}.") and name != CONFIG and _is_stand_in(DYNAMO):
-        _real_dynamo()
+        _import_real(DYNAMO)
 
 
 def _spare_sympy(function: Any) -> None:
     """Have the function import a stand-in. Others hold it already, so it stays the same."""
     code = getattr(function, "__code__", None)
     if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
-        nothing = types.SimpleNamespace(Basic=type("NoSymbol", (), {}))
-        sys.modules[NO_SYMPY] = _StandIn(
-            NO_SYMPY, lambda name: getattr(sys.modules.get(SYMPY, nothing), name)
-        )
+        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY)
         names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
         function.__code__ = code.replace(co_names=tuple(names))
 
@@ -125,11 +118,9 @@ def spare() -> None:
     """Call this before the first fake tensor is made."""
     _spare_sympy(getattr(torch._prims_common, "elementwise_dtypes", None))
     if SHAPES not in sys.modules:
-        sys.modules[SHAPES] = _StandIn(SHAPES, _of_shapes, **_OF_NUMBERS)
+        sys.modules[SHAPES] = _StandIn(SHAPES, **_OF_NUMBERS)
     if DYNAMO not in sys.modules:
-        sys.modules[DYNAMO] = torch._dynamo = _StandIn(DYNAMO, _of_dynamo, **_OF_DYNAMO)
-        utils: Any = {"is_compile_supported": lambda _: False}  # nothing is compiled here
-        sys.modules[UTILS] = _StandIn(
-            UTILS, lambda name: getattr(_real_dynamo(UTILS), name), **utils
-        )
+        sys.modules[DYNAMO] = torch._dynamo = _StandIn(DYNAMO, **_OF_DYNAMO)
+        # Nothing is compiled here.
+        sys.modules[UTILS] = _StandIn(UTILS, is_compile_supported=lambda _: False)
         watch(_import_whole)
