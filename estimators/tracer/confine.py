@@ -214,19 +214,25 @@ def _if_one_of(argument: int, values: Sequence[int]) -> _Code:
     return [(_LOAD, 0, 0, 16 + 8 * argument), *tests, *_REFUSE]
 
 
-_PATHS = frozenset(
-    f"os.{name}"
-    for name in (
-        *("mkdir", "rmdir", "remove", "rename", "link", "symlink", "truncate"),
-        *("chmod", "chown", "utime", "setxattr", "removexattr"),
-    )
+# What is refused of the events that Python audits.
+_CHANGES = (
+    *("mkdir", "rmdir", "remove", "rename", "link", "symlink", "truncate"),
+    *("chmod", "chown", "utime", "setxattr", "removexattr"),
 )
-_PROGRAMS = frozenset(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"))
+_EVENTS = {
+    **{f"os.{name}": "changes no files" for name in _CHANGES},
+    **dict.fromkeys(
+        ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"),
+        "starts no programs where Landlock is missing",
+    ),
+    "socket.__new__": "opens no sockets",
+}
 _OPENED = ("/dev/null", "/proc/self/fd/")  # the second are the files that `scratch` keeps
 
 
 def _refuse(event: str, args: Any) -> None:
     """An audit hook (PEP 578)."""
+    why = _EVENTS.get(event)
     if event == "open":
         path, mode, flags = args
         if isinstance(path, int) or not (flags or 0) & WRITES:
@@ -234,13 +240,8 @@ def _refuse(event: str, args: Any) -> None:
         if mode is not None and sys._getframe(1).f_code is Tree.open_file.__code__:
             return  # it has os.open do it, which is asked here as well
         if not os.fsdecode(path).startswith(_OPENED):
-            raise PermissionError(1, "a traced script writes no files", path)
-    elif event in _PATHS:
-        raise PermissionError(1, "a traced script changes no files", *args[:1])
-    elif event in _PROGRAMS:
-        raise PermissionError(1, "a traced script starts no programs where Landlock is missing")
-    elif event == "sqlite3.connect":
-        if os.fsdecode(args[0]) != ":memory:":
-            raise PermissionError(1, "a traced script opens no databases", args[0])
-    elif event == "socket.__new__":
-        raise PermissionError(1, "a traced script opens no sockets")
+            why = f"writes no files: {os.fsdecode(path)}"
+    elif event == "sqlite3.connect" and os.fsdecode(args[0]) != ":memory:":
+        why = f"opens no databases: {os.fsdecode(args[0])}"
+    if why:
+        raise PermissionError(1, f"a traced script {why}")

@@ -34,12 +34,12 @@ LINKS = 40  # followed for one path, as in Linux
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/shm is not real
 # Functions of `os`: their first argument is followed if it is a link, or is not.
-_FOLLOW = ("stat", "statvfs", "access", "listdir", "chdir", "open")
+_FOLLOW = ("stat", "statvfs", "access", "chdir", "open")
 _DO_NOT = ("lstat", "readlink", "mkdir", "rmdir", "remove", "rename")
 _NO_MATTER = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr")
 
 _open, _fd_open, _stat, _lstat = builtins.open, os.open, os.stat, os.lstat
-_listdir, _scandir, _access, _readlink = os.listdir, os.scandir, os.access, os.readlink
+_scandir, _access, _readlink = os.scandir, os.access, os.readlink
 _chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
 _installed: list[Tree] = []
 DIRECTORY, GONE = object(), object()
@@ -106,7 +106,8 @@ class Tree:
         _installed[:] = [self]
         functions = {name: self._function(name) for name in (*_FOLLOW, *_DO_NOT, *_NO_MATTER)}
         functions.update(unlink=functions["remove"], replace=functions["rename"])
-        functions.update(scandir=self.scandir, symlink=self.symlink, getcwd=self.getcwd)
+        for name in ("listdir", "scandir", "symlink", "getcwd"):
+            functions[name] = getattr(self, name)
         functions["listxattr"] = lambda path=None, **_: []
         keeper = getattr(pathlib, "_NormalAccessor", None)  # up to Python 3.10
         for name, function in functions.items():
@@ -226,31 +227,27 @@ class Tree:
             raise _error(errno.EINVAL)
         return _readlink(node)
 
-    def listdir(self, path: str) -> list[str]:
-        node = self._find_there(path)
-        names = self._names(path)
-        if node is not DIRECTORY:
-            real = _listdir(f"/proc/self/fd/{node}" if isinstance(node, int) else node)
-            names += [one for one in real if posixpath.join(path, one) not in self._nodes]
-        return names
-
-    def _names(self, directory: str) -> list[str]:
-        """What the script itself put into a directory."""
-        inside = directory.rstrip("/") + "/"
-        own = (path for path, node in self._nodes.items() if node is not GONE)
-        below = (path[len(inside) :] for path in own if path.startswith(inside))
-        return sorted(name for name in below if "/" not in name)
+    def listdir(self, path: Any = ".") -> list[Any]:
+        return [entry.name for entry in self.scandir("." if path is None else path)]
 
     def scandir(self, path: Any = ".") -> Any:
         own = self._path(path)
         if own is None:
             return _scandir(path)
-        shown, real = os.fspath(path), []
-        if self._find(own) == own == _absolute(_getcwd(), shown):
-            with _scandir(path) as entries:  # they know without a look what is a directory
-                real = [one for one in entries if posixpath.join(own, one.name) not in self._nodes]
-        names = self._names(own) if real else self.listdir(own)
-        return Entries([*real, *(Entry(shown, name) for name in names)])
+        node, shown = self._find(own), os.fspath(path)
+        if isinstance(node, int) or node is GONE:
+            raise _error(errno.ENOENT if node is GONE else errno.ENOTDIR, path)
+        entries: list[Any] = []
+        if isinstance(node, str):
+            as_shown = node == _absolute(_getcwd(), shown)
+            with _scandir(path if as_shown else node) as real:
+                # These know without a look what is a directory.
+                entries = [one if as_shown else Entry(shown, one.name) for one in real]
+        entries = [one for one in entries if posixpath.join(own, one.name) not in self._nodes]
+        inside = own.rstrip("/") + "/"
+        made = (path for path, node in self._nodes.items() if node is not GONE)
+        names = (path[len(inside) :] for path in made if path.startswith(inside))
+        return Entries([*entries, *(Entry(shown, name) for name in names if "/" not in name)])
 
     def chdir(self, path: str) -> None:
         if not stat.S_ISDIR(self.stat(path).st_mode):
@@ -313,7 +310,7 @@ class Tree:
     def symlink(self, src: Any, dst: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
         path = self._path(dst, dir_fd, follow=False)
         if path is None:
-            raise _error(errno.EPERM)
+            raise _error(errno.EPERM, dst)
         self._make(path, Link(os.fsdecode(src)))
 
     def _make(self, path: str, node: Any) -> None:
@@ -388,8 +385,8 @@ def path_for_kernel(path: Any) -> Any:
     return path
 
 
-def _error(number: int) -> OSError:
-    return OSError(number, os.strerror(number))
+def _error(number: int, path: Any = None) -> OSError:
+    return OSError(number, os.strerror(number), path)
 
 
 def _absolute(cwd: str, path: str) -> str:

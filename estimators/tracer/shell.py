@@ -22,7 +22,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from estimators.tracer.command import PREFIXES, PYTHON
+from estimators.tracer.command import PREFIXES, PYTHON, interpreter
 
 if TYPE_CHECKING:
     import subprocess
@@ -33,7 +33,6 @@ MEMORY_MIB = 2048
 MOST_BYTES = 1 << 24
 MOST_LETTERS = 1000  # of its error messages, from the end
 HIGH = 500  # scripts use low descriptors
-LINE_BYTES = 256  # that the kernel reads of a first line
 TRAINERS = re.compile(r"python\d*(\.\d+)?t?|torchrun|accelerate|ipython|papermill|deepspeed")
 # Tools that run a command in an environment, and how those are asked for it that keep it elsewhere
 # than in the project's .venv.
@@ -239,32 +238,8 @@ def _trains(words: Sequence[str]) -> bool:
     return False
 
 
-def beginning(path: str, most: int) -> bytes:
-    """The first bytes of a regular file, none of anything else. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
-
-
-def interpreter(script: str | None) -> tuple[str, ...]:
-    """The command in a script's first line; () if there is none, or none to be read."""
-    if not script:
-        return ()
-    try:
-        start = beginning(script, LINE_BYTES)
-    except OSError:
-        return ()
-    line = start.partition(b"\n")[0].decode(errors="replace")
-    words = line[2:].split() if line.startswith("#!") else []
-    if words and os.path.basename(words[0]) == "env":
-        words = words[2:] if words[1:2] == ["-S"] else words[1:]
-    return tuple(words)
-
-
 def shebang(script: str | None) -> tuple[str, ...]:
-    """The same if it is Python."""
+    """The command in a script's first line, if that is Python."""
     words = interpreter(script)
     return words if words and PYTHON.fullmatch(os.path.basename(words[0])) else ()
 
