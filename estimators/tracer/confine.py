@@ -1,24 +1,20 @@
 """Confines a traced script with the kernel's help, and what replaces it where that is missing.
 
 On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process and its children:
-
-- no file, directory or link is made, changed or removed by path, by Python or by C code, but in
-  /dev/shm, where semaphores live for a moment; device files but /dev/null open for reading only,
-  so no GPU is reached even by a script that sets CUDA_VISIBLE_DEVICES itself;
-- no socket is opened, of any family; what is printed goes to the daemon, which keeps the end;
-- no mode, owner, time, flag or attribute of a file changes: of ioctls, only those are left that ask
-  something of a terminal or a pipe, or set a flag of a descriptor;
-- no System V or POSIX queue, semaphore or shared memory is made, used or removed, and no key;
-- no process outside is traced, nor its memory read or written; its limits, priority, scheduling,
-  CPUs and pages stay as they are; from Linux 6.12 on it gets no signal.
+nothing is made, changed or removed by path but in /dev/shm, where semaphores live, nor are modes,
+owners, times, flags and attributes; devices but /dev/null open for reading only, so no GPU is
+reached; no socket is opened, of any family, and no queue, semaphore or shared memory of System V or
+POSIX; no process outside is traced, nor its memory, limits, priority or CPUs touched, and from
+Linux 6.12 on it gets no signal. Of ioctls, only those are left that ask something of a terminal or
+a pipe, or set a flag of a descriptor. What is printed goes to the daemon, which keeps the end.
 
 /dev/shm is the trial's own where the daemon is root (`carmad.estimates.attendant`). Elsewhere what
 the script leaves there stays, and it can write to what the user's other processes have there.
 A file can still be locked for as long as the script runs, and a terminal of the user's be read.
 
-Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, SQLite
-databases but those in memory, and to start other programs at all. A C library that opens paths by
-itself (HDF5, Arrow, OpenCV) is not stopped there, and signals are not either.
+On older kernels an audit hook refuses the same to Python code, files that `scratch` keeps excepted,
+SQLite databases but those in memory, and to start other programs at all. A C library that opens
+paths by itself (HDF5, Arrow, OpenCV) is not stopped there, and signals are not either.
 
 Everywhere: no core dump, no file over 1 GiB, host memory and CPU time limited, lower priority.
 """

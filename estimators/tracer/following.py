@@ -38,7 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import device, scratch
 from .answering import HIGH, exit_now, is_own, is_own_file
-from .command import ASSIGNMENT, PYTHON, Unreadable, interpreter, parse, unwrap
+from .command import ASSIGNMENT, PYTHON, Unreadable, interpreter, parse, unwrap, whole
 from .confine import ASKED, GPUS, show_to_python
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def name_of_gpu(index: int) -> str:
 
 def stands_aside(gpus: int) -> bool:
     """Whether this process is one of a launcher's that have a GPU each, and not the first."""
-    rank = os.environ.get("LOCAL_RANK", "")
-    return rank.isdigit() and 0 < int(rank) < device.visible(gpus)
+    return 0 < whole(os.environ.get("LOCAL_RANK", ""), 0) < device.visible(gpus)
 
 
 def _pass_on(kind: Any) -> None:

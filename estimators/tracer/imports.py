@@ -107,16 +107,16 @@ def _import_whole(name: str) -> None:
 
 def _spare_sympy(function: Any) -> None:
     """Have the function import a stand-in. Others hold it already, so it stays the same."""
-    code = getattr(function, "__code__", None)
-    if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
-        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY)
-        names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
-        function.__code__ = code.replace(co_names=tuple(names))
+    sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY)
+    code = function.__code__
+    names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
+    function.__code__ = code.replace(co_names=tuple(names))
 
 
 def spare() -> None:
     """Call this before the first fake tensor is made."""
-    _spare_sympy(getattr(torch._prims_common, "elementwise_dtypes", None))
+    if SYMPY not in sys.modules:
+        _spare_sympy(torch._prims_common.elementwise_dtypes)
     if SHAPES not in sys.modules:
         sys.modules[SHAPES] = _StandIn(SHAPES, **_OF_NUMBERS)
     if DYNAMO not in sys.modules:

@@ -177,20 +177,6 @@ def _gather_objects(objects: Any, value: Any, *_: Any, **__: Any) -> None:
     objects[:] = [value] * len(objects)
 
 
-class _Gathered(torch.autograd.Function):
-    """A replica's output, concatenated with those of as many others that it stands for."""
-
-    @staticmethod
-    def forward(context: Any, out: Any, times: int) -> Any:
-        context.one = out.shape
-        rows, *rest = out.shape or (1,)
-        return torch.cat([out.reshape(rows, *rest)] * times)
-
-    @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
-        return gradient[: (context.one or (1,))[0]].reshape(context.one), None
-
-
 def _data_parallel(recorder: Recorder) -> None:
     """The first GPU has the module itself, a share of the batch, and everybody's outputs. PyTorch
     copies the parameters to the others; their gradients come back through small buffers."""
@@ -226,4 +212,8 @@ def _to_gpu(part: Any) -> Any:
 
 
 def _gather(part: Any, shares: int) -> Any:
-    return _Gathered.apply(part, shares) if isinstance(part, torch.Tensor) else part
+    """A replica's output, with those of as many others that it stands for."""
+    if not isinstance(part, torch.Tensor):
+        return part
+    part = part if part.dim() else part.reshape(1)
+    return torch.cat([part, *[part.detach()] * (shares - 1)])

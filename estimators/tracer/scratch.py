@@ -63,9 +63,6 @@ class Entry:
         look = os.stat if follow_symlinks else os.lstat
         return look(self.path)
 
-    def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         return posixpath.isdir(self.path) and (follow_symlinks or not self.is_symlink())
 
@@ -128,7 +125,7 @@ class Tree:
         method = self.leave if is_left else getattr(self, name)
 
         def call(path: Any = None, *args: Any, **kwargs: Any) -> Any:
-            path = kwargs.pop("src", ".") if path is None else path
+            path = kwargs.pop("src", path)
             follow = kwargs.get("follow_symlinks", name not in _DO_NOT)
             own = self._path(path, kwargs.get("dir_fd"), follow)
             if own is None:
@@ -245,7 +242,7 @@ class Tree:
                 entries = [one if as_shown else Entry(shown, one.name) for one in real]
         entries = [one for one in entries if posixpath.join(own, one.name) not in self._nodes]
         inside = own.rstrip("/") + "/"
-        made = (path for path, node in self._nodes.items() if node is not GONE)
+        made = (path for path, node in list(self._nodes.items()) if node is not GONE)
         names = (path[len(inside) :] for path in made if path.startswith(inside))
         return Entries([*entries, *(Entry(shown, name) for name in names if "/" not in name)])
 
@@ -293,7 +290,7 @@ class Tree:
                 raise _error(errno.ENOENT)
             self._needs_parent(path)
         real = self._find(path) if there and not flags & os.O_TRUNC else os.devnull
-        files = (node for node in self._nodes.values() if isinstance(node, int))
+        files = (node for node in list(self._nodes.values()) if isinstance(node, int))
         kept = sum(os.fstat(fd).st_blocks * 512 for fd in files)
         if kept + _stat(real).st_size >= KEPT_BYTES:
             raise _error(errno.ENOSPC)

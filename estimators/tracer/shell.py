@@ -73,11 +73,11 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     and OSError if the script cannot be read."""
     name, *rest = argv
     words = ["make", "SHELL=bash", *rest] if name == "make" else _bash(name, rest, cwd)
-    started, complaint = _started(words, env, cwd, gpus)
+    programs, complaint = _list_programs(words, env, cwd, gpus)
     found: dict[str, Command] = {}
     others: list[Command] = []  # console scripts: most of them only help
     runs, skipped = 0, ""
-    for words, env, cwd in started:
+    for words, env, cwd in programs:
         if _trains(words):
             runs += 1
             found.setdefault(_script(words), Command(words, env, cwd, skipped))
@@ -88,7 +88,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
                 others.append(Command(words, env, cwd, skipped))
             skipped = skipped or f"`{words[0]}` before it was not run"
     if not found and len(others) == 1:
-        return _known(others[0])
+        return _check_known(others[0])
     if not found:
         because = complaint or skipped
         raise Unclear("it runs no Python command" + f"; perhaps because {because}" * bool(because))
@@ -100,7 +100,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
         raise Unclear(f"it runs {len(found)} Python commands ({which}): submit one of them")
     chosen = training[0] if len(found) > 1 else next(iter(found))
     note = f"only the first run of {chosen} was traced, of {runs} Python commands" * (runs > 1)
-    return _known(found[chosen]._replace(note=note))
+    return _check_known(found[chosen]._replace(note=note))
 
 
 def _bash(shell: str, words: Sequence[str], cwd: str) -> list[str]:
@@ -119,12 +119,12 @@ def _bash(shell: str, words: Sequence[str], cwd: str) -> list[str]:
     return ["bash", *kept, *(["-c"] if "c" in flags else []), *rest]
 
 
-Started = tuple[list[str], dict[str, str], str]  # words, environment, folder
+Program = tuple[list[str], dict[str, str], str]  # words, environment, folder
 
 
-def _started(
+def _list_programs(
     argv: list[str], env: Mapping[str, str], cwd: str, gpus: int
-) -> tuple[list[Started], str]:
+) -> tuple[list[Program], str]:
     """The programs that would be started, in this order, and the last error message. Raises
     Unclear."""
     import fcntl
@@ -167,14 +167,14 @@ def _started(
     lines = os.pread(reports, MOST_BYTES, 0).splitlines(keepends=True)
     os.close(reports)
     os.close(into)
-    started = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    started.sort(key=itemgetter(3))
-    for _, variables, *_ in started:
+    found = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    found.sort(key=itemgetter(3))
+    for _, variables, *_ in found:
         for name, value in given.items():
             if variables.get(name, "") in (value, ""):
                 variables.pop(name, None)
                 variables.update({name: env[name]} if name in env else {})
-    return [(words, variables, folder) for words, variables, folder, _ in started], complaint
+    return [(words, variables, folder) for words, variables, folder, _ in found], complaint
 
 
 def _complaint(process: subprocess.Popen[bytes]) -> str:
@@ -191,8 +191,8 @@ def _complaint(process: subprocess.Popen[bytes]) -> str:
             said = (said + more)[-MOST_LETTERS:]
         process.wait(max(0, left))
     lines = said.decode(errors="replace").replace(UNKNOWN, "…").splitlines()
-    told = [line for line in lines if line.strip() and not line.startswith("+")]  # of `set -x`
-    return "".join(filter(str.isprintable, told[-1] if told else ""))
+    messages = [line for line in lines if line.strip() and not line.startswith("+")]  # of `set -x`
+    return "".join(filter(str.isprintable, messages[-1] if messages else ""))
 
 
 def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
@@ -249,7 +249,7 @@ def _script(words: Sequence[str]) -> str:
     return next((word for word in words if word.endswith(".py")), " ".join(words[:3]))
 
 
-def _known(found: Command) -> Command:
+def _check_known(found: Command) -> Command:
     words, env, cwd, skipped, note = found
     if any(UNKNOWN in word for word in words):
         text = " ".join(words).replace(UNKNOWN, "…")
