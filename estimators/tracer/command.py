@@ -12,12 +12,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 HINT = "give --gpu-mem, or submit the python command itself"
 PYTHON = re.compile(r"python\d*(\.\d+)?t?")
+LINE_BYTES = 256  # that the kernel reads of a first line
 FIND = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "find.py"))
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -128,6 +131,28 @@ def _parse_python(python: tuple[str, ...], words: Sequence[str]) -> Program:
     if not rest or rest[0] == "-":
         raise Unreadable("its program comes from the terminal or a pipe, not from a file")
     return Program(python, tuple(rest))
+
+
+def interpreter(script: str | None) -> tuple[str, ...]:
+    """The command in a script's first line; () if there is none, or none to be read."""
+    line = b""
+    with suppress(OSError), open(script or "", "rb", opener=_open_at_once) as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            line = file.readline(LINE_BYTES)
+    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = words[2:] if words[1:2] == ["-S"] else words[1:]
+    return tuple(words)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe as well, which is not read."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def whole(text: str, otherwise: int) -> int:
+    """The whole number that `text` is; `otherwise` if it is none, or too long to be meant."""
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else otherwise
 
 
 def unwrap(words: Sequence[str]) -> list[str]:

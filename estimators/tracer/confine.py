@@ -1,24 +1,20 @@
 """Confines a traced script with the kernel's help, and what replaces it where that is missing.
 
 On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process and its children:
-
-- no file, directory or link is made, changed or removed by path, by Python or by C code, but in
-  /dev/shm, where semaphores live for a moment; device files but /dev/null open for reading only,
-  so no GPU is reached even by a script that sets CUDA_VISIBLE_DEVICES itself;
-- no socket is opened, of any family; what is printed goes to the daemon, which keeps the end;
-- no mode, owner, time, flag or attribute of a file changes: of ioctls, only those are left that ask
-  something of a terminal or a pipe, or set a flag of a descriptor;
-- no System V or POSIX queue, semaphore or shared memory is made, used or removed, and no key;
-- no process outside is traced, nor its memory read or written; its limits, priority, scheduling,
-  CPUs and pages stay as they are; from Linux 6.12 on it gets no signal.
+nothing is made, changed or removed by path but in /dev/shm, where semaphores live, nor are modes,
+owners, times, flags and attributes; devices but /dev/null open for reading only, so no GPU is
+reached; no socket is opened, of any family, and no queue, semaphore or shared memory of System V or
+POSIX; no process outside is traced, nor its memory, limits, priority or CPUs touched, and from
+Linux 6.12 on it gets no signal. Of ioctls, only those are left that ask something of a terminal or
+a pipe, or set a flag of a descriptor. What is printed goes to the daemon, which keeps the end.
 
 /dev/shm is the trial's own where the daemon is root (`carmad.estimates.attendant`). Elsewhere what
 the script leaves there stays, and it can write to what the user's other processes have there.
 A file can still be locked for as long as the script runs, and a terminal of the user's be read.
 
-Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, SQLite
-databases but those in memory, and to start other programs at all. A C library that opens paths by
-itself (HDF5, Arrow, OpenCV) is not stopped there, and signals are not either.
+On older kernels an audit hook refuses the same to Python code, files that `scratch` keeps excepted,
+SQLite databases but those in memory, and to start other programs at all. A C library that opens
+paths by itself (HDF5, Arrow, OpenCV) is not stopped there, and signals are not either.
 
 Everywhere: no core dump, no file over 1 GiB, host memory and CPU time limited, lower priority.
 """
@@ -214,36 +210,34 @@ def _if_one_of(argument: int, values: Sequence[int]) -> _Code:
     return [(_LOAD, 0, 0, 16 + 8 * argument), *tests, *_REFUSE]
 
 
-_PATHS = frozenset(
-    f"os.{name}"
-    for name in (
-        *("mkdir", "rmdir", "remove", "rename", "link", "symlink", "truncate"),
-        *("chmod", "chown", "utime", "setxattr", "removexattr"),
-    )
+# What is refused of the events that Python audits.
+_CHANGES = (
+    *("mkdir", "rmdir", "remove", "rename", "link", "symlink", "truncate"),
+    *("chmod", "chown", "utime", "setxattr", "removexattr"),
 )
-_PROGRAMS = frozenset(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"))
+_EVENTS = {
+    **{f"os.{name}": "changes no files" for name in _CHANGES},
+    **dict.fromkeys(
+        ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"),
+        "starts no programs where Landlock is missing",
+    ),
+    "socket.__new__": "opens no sockets",
+}
 _OPENED = ("/dev/null", "/proc/self/fd/")  # the second are the files that `scratch` keeps
-
-
-_OPENERS = (Tree.open.__code__, Tree.open_raw.__code__)
 
 
 def _refuse(event: str, args: Any) -> None:
     """An audit hook (PEP 578)."""
+    why = _EVENTS.get(event)
     if event == "open":
         path, mode, flags = args
         if isinstance(path, int) or not (flags or 0) & WRITES:
             return
-        if mode is not None and sys._getframe(1).f_code in _OPENERS:
+        if mode is not None and sys._getframe(1).f_code is Tree.open_file.__code__:
             return  # it has os.open do it, which is asked here as well
         if not os.fsdecode(path).startswith(_OPENED):
-            raise PermissionError(1, "a traced script writes no files", path)
-    elif event in _PATHS:
-        raise PermissionError(1, "a traced script changes no files", *args[:1])
-    elif event in _PROGRAMS:
-        raise PermissionError(1, "a traced script starts no programs where Landlock is missing")
-    elif event == "sqlite3.connect":
-        if os.fsdecode(args[0]) != ":memory:":
-            raise PermissionError(1, "a traced script opens no databases", args[0])
-    elif event == "socket.__new__":
-        raise PermissionError(1, "a traced script opens no sockets")
+            why = f"writes no files: {os.fsdecode(path)}"
+    elif event == "sqlite3.connect" and os.fsdecode(args[0]) != ":memory:":
+        why = f"opens no databases: {os.fsdecode(args[0])}"
+    if why:
+        raise PermissionError(1, f"a traced script {why}")

@@ -21,7 +21,16 @@ from dataclasses import replace
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from estimators.tracer import shell
-from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, take_options, unwrap
+from estimators.tracer.command import (
+    HINT,
+    PYTHON,
+    Options,
+    Unreadable,
+    interpreter,
+    parse,
+    take_options,
+    unwrap,
+)
 
 MOST_STEPS = 8  # of shell scripts that run shell scripts
 KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
@@ -83,7 +92,7 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
         elif path is None and name:
             raise Unreadable(f"{name} is not installed: it is in no folder of PATH")
         else:
-            before = shell.interpreter(path and os.path.join(cwd, path))
+            before = interpreter(path and os.path.join(cwd, path))
             if not before:
                 raise Unreadable(f"{name} is no Python command: {HINT}")
             words = (*before, str(path), *words[1:])

@@ -38,7 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import device, scratch
 from .answering import HIGH, exit_now, is_own, is_own_file
-from .command import ASSIGNMENT, PYTHON, Unreadable, parse, unwrap
+from .command import ASSIGNMENT, PYTHON, Unreadable, interpreter, parse, unwrap, whole
 from .confine import ASKED, GPUS, show_to_python
 
 if TYPE_CHECKING:
@@ -115,8 +115,6 @@ def install(trace: Trace) -> None:
     program._execute_child = execute_child
     for name in ("execv", "execve"):
         setattr(os, name, exec_(getattr(os, name)))
-    for name in ("posix_spawn", "posix_spawnp", "forkpty"):
-        setattr(os, name, _noticing(trace, getattr(os, name)))
     process_kind._bootstrap = bootstrap_
     for kind in ("SpawnProcess", "ForkServerProcess"):
         getattr(multiprocessing.context, kind)._Popen = staticmethod(Fork)
@@ -140,8 +138,7 @@ def name_of_gpu(index: int) -> str:
 
 def stands_aside(gpus: int) -> bool:
     """Whether this process is one of a launcher's that have a GPU each, and not the first."""
-    rank = os.environ.get("LOCAL_RANK", "")
-    return rank.isdigit() and 0 < int(rank) < device.visible(gpus)
+    return 0 < whole(os.environ.get("LOCAL_RANK", ""), 0) < device.visible(gpus)
 
 
 def _pass_on(kind: Any) -> None:
@@ -183,18 +180,13 @@ def _python(command: Any, shell: bool, env: dict[str, str]) -> list[str] | None:
         env[name] = value
     words = unwrap(words)
     path = shutil.which(words[0], path=env.get("PATH")) if words else None
-    if path is None:
-        return None
-    if _is_ours(path):
+    if path is not None and not _is_ours(path):  # a script may name Python
+        words = [*interpreter(path), path, *words[1:]]
+        path = shutil.which(words[0], path=env.get("PATH"))
+    if path is not None and _is_ours(path):
         with contextlib.suppress(Unreadable):
             return list(parse(words).script)
-        return None
-    with Path(path).open("rb") as program:
-        first = os.fsdecode(program.readline(256))
-    before = first[2:].split() if first.startswith("#!") else []
-    before = before[before[:1] == ["/usr/bin/env"] :]
-    found = shutil.which(before[0], path=env.get("PATH")) if before else None
-    return [path, *words[1:]] if found and _is_ours(found) else None
+    return None
 
 
 def _is_ours(path: str) -> bool:
@@ -220,7 +212,7 @@ def _noticed(trace: Trace, command: Any) -> Iterator[None]:
 def _only_looks(command: Any) -> bool:
     """Whether it asks git which version of the program this is, as many scripts do to log it:
     which needs to write nothing."""
-    if isinstance(command, str) and not set("|&;<>$`()\n") & set(command):
+    if isinstance(command, str) and not _SHELL & set(command):
         command = command.split()
     return isinstance(command, (list, tuple)) and tuple(command[:2]) in _LOOKS
 
@@ -229,15 +221,6 @@ def _is_called_by_script(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame is not None and (is_own(frame) or "GPUtil" in frame.f_code.co_filename)
-
-
-def _noticing(trace: Trace, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _is_called_by_script(sys._getframe(1)):
-            trace.recorder.deceive()
-        return function(*args, **kwargs)
-
-    return call
 
 
 def _connect(process: Any, fds: list[int]) -> None:

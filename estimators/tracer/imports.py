@@ -11,8 +11,6 @@ an argument is a symbol.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import sys
 import types
 from pathlib import Path
@@ -29,36 +27,36 @@ NO_SYMPY = "carma_sympy"  # no module of this name can be imported
 
 
 class _StandIn(types.ModuleType):
-    """`real`: gives the module in whose place this is."""
+    """`known`: what it knows itself."""
 
-    def __init__(self, name: str, real: Callable[[], Any], **known: Any) -> None:
+    def __init__(self, name: str, **known: Any) -> None:
         super().__init__(name)
-        self.__dict__.update(known, _real=real)
+        self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._real(), name)
+        if self.__name__ == NO_SYMPY:  # no argument can be a symbol: its classes have no instances
+            return getattr(sys.modules[SYMPY], name) if SYMPY in sys.modules else type(name, (), {})
+        if (self.__name__, name) == (DYNAMO, "config"):  # it needs nothing else of it
+            return importlib.import_module(CONFIG)
+        return getattr(_import_real(self.__name__), name)
 
 
 def _is_stand_in(name: str) -> bool:
     return isinstance(sys.modules.get(name), _StandIn)
 
 
-def _real_shapes() -> Any:
-    if _is_stand_in(SHAPES):
-        del sys.modules[SHAPES]
-    return importlib.import_module(SHAPES)
-
-
-def _real_dynamo(module: str = DYNAMO) -> Any:
+def _import_real(name: str) -> Any:
     """`from torch._dynamo import name` in a module that was given the stand-in asks twice."""
-    if _is_stand_in(DYNAMO):
-        for name in (DYNAMO, CONFIG, UTILS):
-            sys.modules.pop(name, None)
+    if name == SHAPES and _is_stand_in(SHAPES):
+        del sys.modules[SHAPES]
+    elif name != SHAPES and _is_stand_in(DYNAMO):
+        for one in (DYNAMO, CONFIG, UTILS):
+            sys.modules.pop(one, None)
         del torch._dynamo  # its own modules look for it there while they are imported
-    importlib.import_module(DYNAMO)
-    return importlib.import_module(module)
+        importlib.import_module(DYNAMO)
+    return importlib.import_module(name)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -84,52 +82,44 @@ _OF_DYNAMO = {
 }
 
 
-class _Package(_StandIn):
-    """A stand-in of torch._dynamo, whose settings need nothing else of it."""
+def watch(begin: Callable[[str], None], end: Callable[[str], None] = lambda _: None) -> None:
+    """Call these before and after each import of a module that is not there yet."""
+    importlib_: Any = sys.modules["_frozen_importlib"]
+    find = importlib_._find_and_load  # the interpreter calls it by this name
 
-    def __getattr__(self, name: str) -> Any:
-        return importlib.import_module(CONFIG) if name == "config" else super().__getattr__(name)
+    def find_and_load(name: str, *args: Any) -> Any:
+        if name in sys.modules:
+            return find(name, *args)
+        begin(name)
+        module = find(name, *args)
+        end(name)
+        return module
 
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the whole package if one of its modules is imported, and returns that module."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if not name.startswith(f"{DYNAMO}.") or name == CONFIG or not _is_stand_in(DYNAMO):
-            return None
-        _real_dynamo()
-        return importlib.machinery.ModuleSpec(name, self) if name in sys.modules else None
-
-    def create_module(self, spec: Any) -> Any:
-        return sys.modules[spec.name]
-
-    def exec_module(self, module: Any) -> None:
-        pass
+    importlib_._find_and_load = find_and_load
 
 
-class _NoSymbols:
-    """sympy, where no argument can be a symbol: each of its classes has no instances."""
-
-    def __getattr__(self, name: str) -> Any:
-        return type(name, (), {})
+def _import_whole(name: str) -> None:
+    """The package, before one of its modules is imported."""
+    if name.startswith(f"{DYNAMO}.") and name != CONFIG and _is_stand_in(DYNAMO):
+        _import_real(DYNAMO)
 
 
 def _spare_sympy(function: Any) -> None:
     """Have the function import a stand-in. Others hold it already, so it stays the same."""
-    code = getattr(function, "__code__", None)
-    if code is not None and SYMPY in code.co_names and SYMPY not in sys.modules:
-        sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY, lambda: sys.modules.get(SYMPY, _NoSymbols()))
-        names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
-        function.__code__ = code.replace(co_names=tuple(names))
+    sys.modules[NO_SYMPY] = _StandIn(NO_SYMPY)
+    code = function.__code__
+    names = (NO_SYMPY if name == SYMPY else name for name in code.co_names)
+    function.__code__ = code.replace(co_names=tuple(names))
 
 
 def spare() -> None:
     """Call this before the first fake tensor is made."""
-    _spare_sympy(getattr(torch._prims_common, "elementwise_dtypes", None))
+    if SYMPY not in sys.modules:
+        _spare_sympy(torch._prims_common.elementwise_dtypes)
     if SHAPES not in sys.modules:
-        sys.modules[SHAPES] = _StandIn(SHAPES, _real_shapes, **_OF_NUMBERS)
+        sys.modules[SHAPES] = _StandIn(SHAPES, **_OF_NUMBERS)
     if DYNAMO not in sys.modules:
-        sys.modules[DYNAMO] = torch._dynamo = _Package(DYNAMO, _real_dynamo, **_OF_DYNAMO)
-        utils: Any = {"is_compile_supported": lambda _: False}  # nothing is compiled here
-        sys.modules[UTILS] = _StandIn(UTILS, lambda: _real_dynamo(UTILS), **utils)
-        sys.meta_path.insert(0, _Finder())
+        sys.modules[DYNAMO] = torch._dynamo = _StandIn(DYNAMO, **_OF_DYNAMO)
+        # Nothing is compiled here.
+        sys.modules[UTILS] = _StandIn(UTILS, is_compile_supported=lambda _: False)
+        watch(_import_whole)

@@ -16,12 +16,14 @@ the script's) it goes on, and what wraps it ends instead, if that is a loader.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import functools
 import inspect
 import sys
 import time
+from itertools import islice
 from types import FrameType
 from typing import Any, Callable, Iterator
 
@@ -33,6 +35,10 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 SAMPLES = 8
 BATCHES = 2  # of each loop, after two steps
 LOOK_S, LOOK_AT = 0.3, 512  # seconds, samples or batches
+_OF_WORKERS = (
+    *("num_workers", "timeout", "multiprocessing_context"),
+    *("pin_memory", "persistent_workers", "prefetch_factor"),
+)
 _ENDS = frozenset(dis.opmap[one] for one in ("FOR_ITER", "SEND", "YIELD_FROM") if one in dis.opmap)
 
 
@@ -48,7 +54,6 @@ class Loaders:
         self._read: dict[int, tuple[Any, list[Any]]] = {}  # by id: the dataset, which keeps its id
         self._most: dict[int, Any] = {}  # by the same: the largest sample; None: all are alike
         self._seen: set[int] = set()  # datasets whose largest sample was given
-        self._wanted = False
 
     def install(self) -> None:
         make = DataLoader.__init__
@@ -58,9 +63,7 @@ class Loaders:
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
             given = signature.bind(loader, *args, **kwargs).arguments
             given.pop("self")
-            for name in ("num_workers", "timeout", "multiprocessing_context"):
-                given.pop(name, None)
-            for name in ("pin_memory", "persistent_workers", "prefetch_factor"):
+            for name in _OF_WORKERS:
                 given.pop(name, None)
             for kind in type(loader).__mro__:
                 if issubclass(kind, DataLoader) and "__iter__" in vars(kind):
@@ -93,15 +96,13 @@ class Loaders:
         return not hasattr(dataset, "__getitem__") or self._largest(dataset) is not None
 
     def next(self, loader: Any, batches: Iterator[Any], largest: bool) -> Any:
-        self.largest = self._wanted = largest
+        self.largest = largest
         if largest:
             self._starts_largest()
-        try:
-            if largest and not hasattr(loader.dataset, "__getitem__"):
-                return _largest(batches)
-            return next(batches)
-        finally:
-            self._wanted = False
+        batch = next(batches)
+        if largest and not hasattr(loader.dataset, "__getitem__"):
+            return _find_largest(batches, batch)
+        return batch
 
     def _fetch(self, fetcher: Any, index: Any) -> Any:
         if not fetcher.auto_collation:
@@ -114,15 +115,17 @@ class Loaders:
             if len(samples) < SAMPLES:
                 samples.append(fetcher.dataset[one])
             batch.append(copy.copy(samples[turn % len(samples)]))  # collating may change it
-        if self._wanted and batch and (most := self._largest(fetcher.dataset)) is not None:
+        if self.largest and batch and (most := self._largest(fetcher.dataset)) is not None:
             batch[0] = copy.copy(most)
         return fetcher.collate_fn(batch)
 
     def _largest(self, dataset: Any) -> Any:
         if id(dataset) not in self._most:
             _, samples = self._read.get(id(dataset), (dataset, []))
-            alike = len({_size(sample) for sample in samples}) < 2
-            self._most[id(dataset)] = None if alike else _find_largest(dataset, samples)
+            alike = len(set(map(_size, samples))) < 2
+            self._most[id(dataset)] = (
+                None if alike else _find_largest(_from_everywhere(dataset), max(samples, key=_size))
+            )
         return self._most[id(dataset)]
 
 
@@ -180,39 +183,28 @@ def _may_end(frame: FrameType) -> bool:
 
 def _size(sample: Any) -> int:
     """In elements, letters and tokens."""
-    leaves, _ = tree_flatten(sample)
-    total = 0
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            total += leaf.numel()
-        elif isinstance(getattr(leaf, "size", None), int):  # an array
-            total += leaf.size
-        elif isinstance(leaf, (str, bytes)):
-            total += len(leaf)
-        else:
-            total += 1
-    return total
+    return sum(map(_size_of_leaf, tree_flatten(sample)[0]))
 
 
-def _find_largest(dataset: Any, samples: list[Any]) -> Any:
-    """Among these and some from everywhere in the dataset."""
-    until, most = time.monotonic() + LOOK_S, max(samples, key=_size)
-    try:
-        count = len(dataset)
-        for at in range(0, count, max(1, count // LOOK_AT)):
+def _size_of_leaf(leaf: Any) -> int:
+    if isinstance(leaf, (str, bytes)):
+        return len(leaf)
+    size = leaf.numel() if isinstance(leaf, torch.Tensor) else getattr(leaf, "size", None)
+    return size if isinstance(size, int) else 1  # an array's
+
+
+def _from_everywhere(dataset: Any) -> Iterator[Any]:
+    count = len(dataset)
+    for at in range(0, count, max(1, count // LOOK_AT)):
+        yield dataset[at]
+
+
+def _find_largest(others: Iterator[Any], most: Any) -> Any:
+    """Among this and some others."""
+    until = time.monotonic() + LOOK_S
+    with contextlib.suppress(Exception):  # the script has not asked for these
+        for one in islice(others, LOOK_AT):
+            most = max(most, one, key=_size)
             if time.monotonic() > until:
                 break
-            most = max(most, dataset[at], key=_size)
-    except Exception:  # noqa: BLE001 - the script has not asked for these
-        return most
-    return most
-
-
-def _largest(batches: Iterator[Any]) -> Any:
-    until, most = time.monotonic() + LOOK_S, next(batches)
-    for _ in range(LOOK_AT):
-        batch = next(batches, None) if time.monotonic() < until else None
-        if batch is None:
-            break
-        most = max(most, batch, key=_size)
     return most

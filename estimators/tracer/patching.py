@@ -5,16 +5,15 @@ version of the library is left out, with a note.
 
 from __future__ import annotations
 
-import copy
-import importlib.abc
 import importlib.metadata
+import importlib.util
 import sys
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from . import substitutes
+from . import imports, substitutes
 from .scratch import path_for_kernel
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Tracer:
             setattr(owner, name, value)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Patches:
     def __init__(self, files: Sequence[Sequence[str]], tracer: Tracer, own: _Own) -> None:
         self._files, self._tracer = files, tracer
         self._unread = {library for library, _ in files}
@@ -58,29 +57,23 @@ class _Finder(importlib.abc.MetaPathFinder):
         for library in self._unread & sys.modules.keys():
             self._read(library)
         for name in self._patches.keys() & sys.modules.keys():
-            self._apply(sys.modules[name])
+            self.apply(name)
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in self._unread:
-            self._read(name)
-        if name not in self._patches:
-            return None
-        others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
-        spec = next(filter(None, (one.find_spec(name, path, target) for one in others)), None)
-        if spec is None or not hasattr(spec.loader, "exec_module"):
-            return spec
-        loader: Any = copy.copy(spec.loader)  # others may have the same, such as a zip file's
-        spec.loader = loader
-        run = loader.exec_module
-        if name in self._stand_ins:
-            loader.create_module, run = (lambda spec: None), (lambda module: None)
+    def prepare(self, name: str) -> None:
+        """Call this before a module is imported."""
+        for library in [one for one in self._unread if f"{name}.".startswith(f"{one}.")]:
+            self._read(library)
+        spec = importlib.util.find_spec(name) if name in self._stand_ins else None
+        if spec is not None:
+            spec.loader = None
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            if spec.parent:
+                setattr(sys.modules[spec.parent], name.rpartition(".")[2], module)
 
-        def exec_module(module: Any) -> None:
-            run(module)
-            self._apply(module)
-
-        loader.exec_module = exec_module
-        return spec
+    def apply(self, name: str) -> None:
+        """Call this after it was imported."""
+        for patch in self._patches.get(name, ()):
+            patch(sys.modules[name], self._tracer)
 
     def _read(self, library: str) -> None:
         self._unread.remove(library)
@@ -92,10 +85,6 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._stand_ins.update(stand_ins)
             for name, function in {**declared.get("PATCHES", {}), **stand_ins}.items():
                 self._patches.setdefault(name, []).append(partial(attempt, function))
-
-    def _apply(self, module: Any) -> None:
-        for patch in self._patches[module.__name__]:
-            patch(module, self._tracer)
 
     def _attempt(self, library: str, declared: Any, do: Callable[..., None], *args: Any) -> None:
         try:
@@ -129,4 +118,5 @@ def install(
 ) -> None:
     """`files`: of each patch, the library (a module) whose import has it read, and its file;
     `own`: those of the tracer, to modules of PyTorch and of Python."""
-    sys.meta_path.insert(0, _Finder(files, Tracer(recorder, is_saved), own))
+    patches = _Patches(files, Tracer(recorder, is_saved), own)
+    imports.watch(patches.prepare, patches.apply)

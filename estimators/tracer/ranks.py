@@ -1,8 +1,9 @@
 """Traces only the first of several ranks or GPUs: torch.distributed and DataParallel.
 
-The process group uses torch's "fake" backend, which needs no other process; communication is left
-out. NCCL has a GPU for each rank, so the first stands for the others, which end where they join.
-torchrun starts its processes without the agent that would ask other machines for theirs.
+The process group uses torch's "fake" backend, which needs no other process and does nothing, or
+takes this rank's part for everybody's. NCCL has a GPU for each rank, so the first stands for the
+others, which end where they join. torchrun starts its processes without the agent that would ask
+other machines for theirs.
 DistributedDataParallel allocates its gradient buckets as usual; FSDP shards, gathers and frees by
 its own code. NCCL's own buffers are not traced.
 """
@@ -18,22 +19,16 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from .command import whole
 from .recording import Recorder
 
 NOTE = "one of several processes: without NCCL's buffers"
 
-_NOTHING = (  # collectives: outputs are there already
-    "all_reduce_coalesced all_gather all_gather_into_tensor all_gather_coalesced "
-    "broadcast reduce reduce_scatter reduce_scatter_tensor scatter gather all_to_all "
-    "all_to_all_single barrier monitored_barrier send recv isend irecv"
+# What is there stays as it is, or the backend cannot do it.
+_NOTHING = (
+    *("broadcast", "broadcast_object_list", "barrier", "monitored_barrier"),
+    "all_reduce_coalesced",
 )
-_SAME = [
-    "broadcast",
-    "barrier",
-    "monitored_barrier",
-    "send",
-    "isend",
-]  # what is there stays as it is
 
 
 class Work:
@@ -64,37 +59,23 @@ class DistributedDataParallel(nn.Module):
             args, kwargs = tree_map(_to_gpu, (args, kwargs))
         return self.module(*args, **kwargs)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Any:
-        yield
+    def no_sync(self, *_: Any, **__: Any) -> Any:
+        return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def join(self, *_: Any, **__: Any) -> Any:
-        yield
+    join = no_sync
 
     def register_comm_hook(self, *_: Any) -> None:
-        pass
+        """It may compress what is sent: nothing is."""
 
-    def _set_static_graph(self) -> None:
-        pass
+    _set_static_graph = register_comm_hook
 
 
-def _buckets(parameters: Any, cap_mib: float) -> list[Any]:
-    """Filled from the last parameter on; a bucket has one type. The first is of 1 MiB."""
-    buckets = []
-    sizes: dict[Any, tuple[int, float]] = {}  # elements so far, bytes at which it is full
-    for parameter in reversed(parameters):
-        kind = parameter.dtype, parameter.device
-        count, full = sizes.get(kind, (0, 2**20))
-        count += parameter.numel()
-        if count * parameter.element_size() >= full:
-            buckets.append(torch.empty(count, dtype=kind[0], device=kind[1]))
-            count, full = 0, cap_mib * 2**20
-        sizes[kind] = count, full
-    for (dtype, device), (count, _) in sizes.items():
-        if count:
-            buckets.append(torch.empty(count, dtype=dtype, device=device))
-    return buckets
+def _buckets(parameters: list[Any], cap_mib: int) -> list[Any]:
+    """From the last parameter on, as gradients come; the first is smaller."""
+    limits = [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, cap_mib * 2**20]
+    parts, _ = torch.distributed._compute_bucket_assignment_by_size(parameters[::-1], limits)
+    buckets = ([parameters[-1 - at] for at in part] for part in parts)
+    return [one[0].new_empty(sum(each.numel() for each in one)) for one in buckets]
 
 
 def launch(module: Any, _: Any) -> None:
@@ -123,7 +104,7 @@ def launch(module: Any, _: Any) -> None:
 def _environment(rank: int, config: Any) -> dict[str, str]:
     """What torchrun gives to a process of the first machine."""
     here, everywhere = config.nproc_per_node, config.nproc_per_node * config.min_nodes
-    told = {
+    variables = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
         **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), everywhere),
         **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"), 0),
@@ -136,7 +117,7 @@ def _environment(rank: int, config: Any) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": config.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
-    return {name: str(value) for name, value in told.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def install(recorder: Recorder, leave: Callable[[], None]) -> None:
@@ -162,33 +143,22 @@ def install(recorder: Recorder, leave: Callable[[], None]) -> None:
 
         if torch.distributed.is_initialized():
             return
-        if "nccl" in str(backend or "nccl") and (rank if rank >= 0 else _told("RANK", 0)) > 0:
+        rank = rank if rank >= 0 else whole(os.environ.get("RANK", ""), 0)
+        if "nccl" in str(backend or "nccl") and rank > 0:
             leave()
         recorder.note(NOTE)
-        size = world_size if world_size > 0 else _told("WORLD_SIZE", 1)
+        size = world_size if world_size > 0 else whole(os.environ.get("WORLD_SIZE", ""), 1)
         start("fake", rank=0, world_size=size, store=FakeStore())
 
-    def unknown(*args: Any, **kwargs: Any) -> Any:
-        recorder.values.forget((*args, *kwargs.values()))
-        return _nothing(**kwargs)
-
-    modules = torch.distributed, torch.distributed.distributed_c10d
-    mesh = getattr(torch.distributed, "device_mesh", None)  # torch 2.2
-    for module in filter(None, (*modules, mesh)):
+    distributed = torch.distributed
+    for module in (distributed, distributed.distributed_c10d, distributed.device_mesh):
         module.init_process_group = init_process_group
-    for module in modules:
-        for name in _NOTHING.split():
-            if hasattr(module, name):
-                setattr(module, name, _nothing if name in _SAME else unknown)
+    for module in (distributed, distributed.distributed_c10d):
+        for name in _NOTHING:
+            setattr(module, name, _nothing)
         module.all_reduce = _all_reduce
-        module.broadcast_object_list = _nothing
-        module.is_nccl_available = lambda: True
         module.all_gather_object = _gather_objects
-
-
-def _told(name: str, otherwise: int) -> int:
-    said = os.environ.get(name, "")
-    return int(said) if said.isdigit() else otherwise
+        module.is_nccl_available = lambda: True
 
 
 def _nothing(*_: Any, async_op: bool = False, **__: Any) -> Any:
@@ -205,20 +175,6 @@ def _all_reduce(tensor: Any, op: Any = None, group: Any = None, async_op: bool =
 
 def _gather_objects(objects: Any, value: Any, *_: Any, **__: Any) -> None:
     objects[:] = [value] * len(objects)
-
-
-class _Gathered(torch.autograd.Function):
-    """A replica's output, concatenated with those of as many others that it stands for."""
-
-    @staticmethod
-    def forward(context: Any, out: Any, times: int) -> Any:
-        context.one = out.shape
-        rows, *rest = out.shape or (1,)
-        return torch.cat([out.reshape(rows, *rest)] * times)
-
-    @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
-        return gradient[: (context.one or (1,))[0]].reshape(context.one), None
 
 
 def _data_parallel(recorder: Recorder) -> None:
@@ -256,4 +212,8 @@ def _to_gpu(part: Any) -> Any:
 
 
 def _gather(part: Any, shares: int) -> Any:
-    return _Gathered.apply(part, shares) if isinstance(part, torch.Tensor) else part
+    """A replica's output, with those of as many others that it stands for."""
+    if not isinstance(part, torch.Tensor):
+        return part
+    part = part if part.dim() else part.reshape(1)
+    return torch.cat([part, *[part.detach()] * (shares - 1)])

@@ -22,7 +22,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from estimators.tracer.command import PREFIXES, PYTHON
+from estimators.tracer.command import PREFIXES, PYTHON, interpreter
 
 if TYPE_CHECKING:
     import subprocess
@@ -33,7 +33,6 @@ MEMORY_MIB = 2048
 MOST_BYTES = 1 << 24
 MOST_LETTERS = 1000  # of its error messages, from the end
 HIGH = 500  # scripts use low descriptors
-LINE_BYTES = 256  # that the kernel reads of a first line
 TRAINERS = re.compile(r"python\d*(\.\d+)?t?|torchrun|accelerate|ipython|papermill|deepspeed")
 # Tools that run a command in an environment, and how those are asked for it that keep it elsewhere
 # than in the project's .venv.
@@ -74,11 +73,11 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
     and OSError if the script cannot be read."""
     name, *rest = argv
     words = ["make", "SHELL=bash", *rest] if name == "make" else _bash(name, rest, cwd)
-    started, complaint = _started(words, env, cwd, gpus)
+    programs, complaint = _list_programs(words, env, cwd, gpus)
     found: dict[str, Command] = {}
     others: list[Command] = []  # console scripts: most of them only help
     runs, skipped = 0, ""
-    for words, env, cwd in started:
+    for words, env, cwd in programs:
         if _trains(words):
             runs += 1
             found.setdefault(_script(words), Command(words, env, cwd, skipped))
@@ -89,7 +88,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
                 others.append(Command(words, env, cwd, skipped))
             skipped = skipped or f"`{words[0]}` before it was not run"
     if not found and len(others) == 1:
-        return _known(others[0])
+        return _check_known(others[0])
     if not found:
         because = complaint or skipped
         raise Unclear("it runs no Python command" + f"; perhaps because {because}" * bool(because))
@@ -101,7 +100,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
         raise Unclear(f"it runs {len(found)} Python commands ({which}): submit one of them")
     chosen = training[0] if len(found) > 1 else next(iter(found))
     note = f"only the first run of {chosen} was traced, of {runs} Python commands" * (runs > 1)
-    return _known(found[chosen]._replace(note=note))
+    return _check_known(found[chosen]._replace(note=note))
 
 
 def _bash(shell: str, words: Sequence[str], cwd: str) -> list[str]:
@@ -120,12 +119,12 @@ def _bash(shell: str, words: Sequence[str], cwd: str) -> list[str]:
     return ["bash", *kept, *(["-c"] if "c" in flags else []), *rest]
 
 
-Started = tuple[list[str], dict[str, str], str]  # words, environment, folder
+Program = tuple[list[str], dict[str, str], str]  # words, environment, folder
 
 
-def _started(
+def _list_programs(
     argv: list[str], env: Mapping[str, str], cwd: str, gpus: int
-) -> tuple[list[Started], str]:
+) -> tuple[list[Program], str]:
     """The programs that would be started, in this order, and the last error message. Raises
     Unclear."""
     import fcntl
@@ -168,14 +167,14 @@ def _started(
     lines = os.pread(reports, MOST_BYTES, 0).splitlines(keepends=True)
     os.close(reports)
     os.close(into)
-    started = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    started.sort(key=itemgetter(3))
-    for _, variables, *_ in started:
+    found = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    found.sort(key=itemgetter(3))
+    for _, variables, *_ in found:
         for name, value in given.items():
             if variables.get(name, "") in (value, ""):
                 variables.pop(name, None)
                 variables.update({name: env[name]} if name in env else {})
-    return [(words, variables, folder) for words, variables, folder, _ in started], complaint
+    return [(words, variables, folder) for words, variables, folder, _ in found], complaint
 
 
 def _complaint(process: subprocess.Popen[bytes]) -> str:
@@ -192,8 +191,8 @@ def _complaint(process: subprocess.Popen[bytes]) -> str:
             said = (said + more)[-MOST_LETTERS:]
         process.wait(max(0, left))
     lines = said.decode(errors="replace").replace(UNKNOWN, "…").splitlines()
-    told = [line for line in lines if line.strip() and not line.startswith("+")]  # of `set -x`
-    return "".join(filter(str.isprintable, told[-1] if told else ""))
+    messages = [line for line in lines if line.strip() and not line.startswith("+")]  # of `set -x`
+    return "".join(filter(str.isprintable, messages[-1] if messages else ""))
 
 
 def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
@@ -239,32 +238,8 @@ def _trains(words: Sequence[str]) -> bool:
     return False
 
 
-def beginning(path: str, most: int) -> bytes:
-    """The first bytes of a regular file, none of anything else. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
-
-
-def interpreter(script: str | None) -> tuple[str, ...]:
-    """The command in a script's first line; () if there is none, or none to be read."""
-    if not script:
-        return ()
-    try:
-        start = beginning(script, LINE_BYTES)
-    except OSError:
-        return ()
-    line = start.partition(b"\n")[0].decode(errors="replace")
-    words = line[2:].split() if line.startswith("#!") else []
-    if words and os.path.basename(words[0]) == "env":
-        words = words[2:] if words[1:2] == ["-S"] else words[1:]
-    return tuple(words)
-
-
 def shebang(script: str | None) -> tuple[str, ...]:
-    """The same if it is Python."""
+    """The command in a script's first line, if that is Python."""
     words = interpreter(script)
     return words if words and PYTHON.fullmatch(os.path.basename(words[0])) else ()
 
@@ -274,7 +249,7 @@ def _script(words: Sequence[str]) -> str:
     return next((word for word in words if word.endswith(".py")), " ".join(words[:3]))
 
 
-def _known(found: Command) -> Command:
+def _check_known(found: Command) -> Command:
     words, env, cwd, skipped, note = found
     if any(UNKNOWN in word for word in words):
         text = " ".join(words).replace(UNKNOWN, "…")

@@ -102,7 +102,7 @@ def shadowed(program: str, place: Path) -> None:
 
 def test_what_is_written_can_be_read(place: Path) -> None:
     program = """
-        import csv, io, json, logging, os, pathlib, tempfile
+        import csv, json, logging, os, pathlib, tempfile
         out = pathlib.Path("out/run 1")
         out.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -127,10 +127,6 @@ def test_what_is_written_can_be_read(place: Path) -> None:
         assert not os.path.isdir(name)
         with tempfile.TemporaryFile() as file:
             assert file.write(b"x") == 1
-        with io.FileIO("raw.bin", "wb") as file:
-            file.write(b"raw")
-        with open("raw.bin", "rb") as file:
-            assert isinstance(file.raw, io.FileIO) and file.read() == b"raw"
         (out / "touched").touch()
         assert (out / "touched").exists()
         """
@@ -275,12 +271,12 @@ def test_errors_are_those_of_a_file_system(place: Path) -> None:
 
 def test_a_large_file_is_not_copied_to_be_changed(place: Path) -> None:
     with (place / "large").open("wb") as file:
-        file.truncate(65 << 20)
+        file.truncate((2 << 30) + 1)
     program = """
         try:
             open("large", "r+b")
         except OSError as error:
-            assert error.errno == 30, error
+            assert error.errno == 28, error
         else:
             raise AssertionError
         assert open("large", "wb").write(b"x") == 1

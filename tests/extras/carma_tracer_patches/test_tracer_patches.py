@@ -143,7 +143,8 @@ def test_each_module_of_a_zip_file_is_patched_once_or_not_at_all(
     with ZipFile(library, "w") as packed:
         for name in ("__init__", "a", "b", "c"):
             packed.writestr(f"carma_zip/{name}.py", "n = 1")
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    importlib_: Any = sys.modules["_frozen_importlib"]
+    monkeypatch.setattr(importlib_, "_find_and_load", importlib_._find_and_load)
     monkeypatch.syspath_prepend(library)
     recorder: Any = SimpleNamespace(note=notes.append)
     patching.install([("carma_zip", str(patch))], recorder)
