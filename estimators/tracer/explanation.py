@@ -16,7 +16,6 @@ from typing import Any, Iterator, List, Tuple
 import torch
 
 from .allocator import Allocator, Options
-from .convolution import Conv
 from .modules import Attribution, pattern
 from .recording import Recorder
 from .replay import Replay, Replays, figures, options_here
@@ -37,9 +36,7 @@ class _Filmed(Replay):
     on."""
 
     def __init__(self, recorder: Recorder, chosen: Options, layout: int) -> None:
-        allocator = Allocator(chosen, layout=layout)
-        seen = recorder.convs, recorder.kinds, recorder.benchmark
-        super().__init__(*seen, allocator, recorder.memory)
+        super().__init__(recorder.recording, Allocator(chosen, layout=layout))
         self._events = recorder.events
         self.peak = 0  # the event at which most is in use
         begin = next((at for at, event in enumerate(self._events) if event[0] == "enter"), 0)
@@ -103,8 +100,8 @@ class _Case:
     def __init__(
         self, recorder: Recorder, attribution: Attribution, chosen: Options, layout: int
     ) -> None:
-        self._recorder, self._chosen, self._layout = recorder, chosen, layout
-        self._events, self._convs, self._kinds = recorder.events, recorder.convs, recorder.kinds
+        self._recording, self._chosen, self._layout = recorder.recording, chosen, layout
+        self._events, self._kinds = recorder.events, recorder.kinds
         self._modules, self._origins = attribution.modules, attribution.origins
         self._parts = _parts(recorder)
 
@@ -144,7 +141,7 @@ class _Case:
         """What to do, and the bytes reserved then."""
         if not self._chosen.expandable:
             text = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-            yield text, self._bytes_reserved(self._events, expandable=True)
+            yield text, self._bytes_reserved(replace(self._chosen, expandable=True))
         if self._is_float32():
             yield "mixed precision: torch.autocast with bfloat16", self._in_half()
         if (batch := report.batch) > 1:
@@ -158,12 +155,9 @@ class _Case:
         if checkpointed := min(self._with_checkpoints(), key=lambda one: one[1], default=None):
             yield checkpointed
 
-    def _bytes_reserved(
-        self, events: Events, convs: list[Conv] | None = None, **changed: bool
-    ) -> int:
-        seen, convs = self._recorder, self._convs if convs is None else convs
-        how = replace(self._chosen, **changed), seen.memory, self._layout
-        return figures(events, convs, self._kinds, seen.benchmark, *how).reserved
+    def _bytes_reserved(self, chosen: Options | None = None, **changed: Any) -> int:
+        recording = self._recording._replace(**changed)
+        return figures(recording, chosen or self._chosen, self._layout).reserved
 
     # -- mixed precision
 
@@ -201,8 +195,8 @@ class _Case:
             elif what == "mark" and how == "backward":
                 events += [(-1 - one, -1) for one in cast]
                 cast.clear()
-        convs = [conv._replace(itemsize=min(2, conv.itemsize)) for conv in self._convs]
-        return self._bytes_reserved(events, convs)
+        convs = [conv._replace(itemsize=min(2, conv.itemsize)) for conv in self._recording.convs]
+        return self._bytes_reserved(events=events, convs=convs)
 
     # -- gradient checkpointing
 
@@ -223,7 +217,7 @@ class _Case:
             members = groups[name, kind]
             number = f"{len(members)} × {kind}" if len(members) > 1 else kind
             text = f"gradient checkpointing of {name} ({number})"
-            yield text, self._bytes_reserved(self._recompute(members))
+            yield text, self._bytes_reserved(events=self._recompute(members))
 
     def _calls(self) -> Iterator[tuple[int, int, int, dict[int, int]]]:
         """The forward passes of modules: first and last event, module, and the storages, with their

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch._subclasses import fake_tensor
@@ -62,6 +62,16 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
     id: int
     nbytes: int
     value: Any  # see `Values`
+
+
+class Recording(NamedTuple):
+    """What was recorded, as `Recorder` describes it."""
+
+    events: List[Tuple[Any, Any]]
+    convs: List[Conv]
+    kinds: Dict[int, str]
+    benchmark: bool
+    memory: float
 
 
 class Recorder(TorchDispatchMode):
@@ -151,6 +161,10 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*exception)
         self._while.__exit__(None, None, None)
         self.benchmark = bool(torch.backends.cudnn.benchmark)
+
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.events, self.convs, self.kinds, self.benchmark, self.memory)
 
     # -- what the caller says ----------------------------------------------------------------------
 

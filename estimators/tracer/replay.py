@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Any, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +15,7 @@ from .report import CONTEXT_MIB, PARTS, Report
 if TYPE_CHECKING:
     from .convolution import Conv
     from .modules import Layers
-    from .recording import Recorder
+    from .recording import Recorder, Recording
 
 
 LAYOUTS = range(5)  # of the allocator's segments, in which a recording is replayed
@@ -69,19 +68,9 @@ def report(
     )
 
 
-def figures(
-    events: Iterable[tuple[Any, Any]],
-    convs: Sequence[Conv],
-    kinds: dict[int, str],
-    benchmark: bool = False,
-    chosen: Options = DEFAULTS,
-    memory: float = inf,
-    layout: int = 0,
-) -> Figures:
-    """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's,
-    `memory` the GPU's, in bytes."""
-    run = Replay(convs, kinds, benchmark, Allocator(chosen, layout=layout), memory)
-    for what, how in events:
+def figures(recording: Recording, chosen: Options = DEFAULTS, layout: int = 0) -> Figures:
+    run = Replay(recording, Allocator(chosen, layout=layout))
+    for what, how in recording.events:
         run.take(what, how)
     return run.figures()
 
@@ -89,20 +78,12 @@ def figures(
 class Replay:
     """The allocator, and what is in it, by part. Takes events one by one."""
 
-    def __init__(
-        self,
-        convs: Sequence[Conv],
-        kinds: dict[int, str],
-        benchmark: bool,
-        allocator: Allocator,
-        memory: float = inf,
-    ) -> None:
+    def __init__(self, recording: Recording, allocator: Allocator) -> None:
         self.allocator = allocator
         self.parts = dict.fromkeys(PARTS, 0)  # bytes in use now
         self.in_use = 0  # their sum
         self.most_in_use = 0
-        self._convs, self._kinds = convs, kinds
-        self._benchmark, self._memory = benchmark, memory
+        self._recording = recording
         self._rest = "activations"  # what storages without a kind are for
         self._tuned: set[Conv] = set()
         self._live: dict[Any, tuple[int, str]] = {}
@@ -116,7 +97,7 @@ class Replay:
 
     def take(self, what: Any, how: Any) -> None:
         if what == "conv":
-            self._convolve(self._convs[how])
+            self._convolve(self._recording.convs[how])
         elif what == "blas":
             self.allocate(("blas", how), BLAS, "workspace")
         elif what == "empty":
@@ -128,7 +109,7 @@ class Replay:
         elif what in ("enter", "exit"):
             pass
         elif how >= 0:
-            self.allocate(what, how, self._kinds.get(what, self._rest))
+            self.allocate(what, how, self._recording.kinds.get(what, self._rest))
         else:
             self._release(what)
 
@@ -166,9 +147,9 @@ class Replay:
         self.in_use -= nbytes
 
     def _convolve(self, conv: Conv) -> None:
-        if self._benchmark and conv not in self._tuned:
+        if self._recording.benchmark and conv not in self._tuned:
             self._tuned.add(conv)
-            free = self._memory - (CONTEXT_MIB << 20) - self.allocator.reserved
+            free = self._recording.memory - (CONTEXT_MIB << 20) - self.allocator.reserved
             self.allocator.allocate("search", autotuning(conv, free))
             self._searched = max(self._searched, self.allocator.reserved)
             self.allocator.release("search")
@@ -198,14 +179,7 @@ class Replays:
         chosen, _ = options_here()
         self._events = recorder.events
         self._every = [
-            Replay(
-                recorder.convs,
-                recorder.kinds,
-                recorder.benchmark,
-                Allocator(chosen, layout=layout),
-                recorder.memory,
-            )
-            for layout in LAYOUTS
+            Replay(recorder.recording, Allocator(chosen, layout=layout)) for layout in LAYOUTS
         ]
         self._taken = 0  # events
 

@@ -238,14 +238,8 @@ def _report_at(recorder: Any, layers: Any, batch: int) -> TraceReport:
         )
         for conv in recorder.convs
     ]
-    then = SimpleNamespace(
-        events=events,
-        convs=convs,
-        kinds=recorder.kinds,
-        notes=[],
-        benchmark=recorder.benchmark,
-        memory=recorder.memory,
-    )
+    recording = recorder.recording._replace(events=events, convs=convs)
+    then = SimpleNamespace(events=events, recording=recording, notes=[])
     return replay(then, SimpleNamespace(batch=batch, layers=layers.layers), 2, 0.0)  # type: ignore[arg-type]
 
 

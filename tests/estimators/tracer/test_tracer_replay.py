@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorc
 from estimators.tracer.allocator import DEFAULTS, MIB, Options
 from estimators.tracer.convolution import BLAS, Conv, autotuning, images, workspace
 from estimators.tracer.explanation import _Filmed
+from estimators.tracer.recording import Recording
 from estimators.tracer.replay import LAYOUTS, Figures, Replays, figures, replay
 from estimators.tracer.report import CONTEXT_MIB, PARTS, Report
 
@@ -37,8 +38,13 @@ IN = OUT = 8 * 64 * 56 * 56 * 4
 WEIGHT = 64 * 64 * 9 * 4
 
 
-def run(*events: tuple[Any, Any], convs: tuple[Conv, ...] = (), **more: Any) -> Figures:
-    return figures(events, convs, more.pop("kinds", {}), **more)
+def recording(*events: tuple[Any, Any], **more: Any) -> Recording:
+    given: dict[str, Any] = {"convs": [], "kinds": {}, "benchmark": False, "memory": inf, **more}
+    return Recording(list(events), **given)
+
+
+def run(*events: tuple[Any, Any], chosen: Options = DEFAULTS, **more: Any) -> Figures:
+    return figures(recording(*events, **more), chosen)
 
 
 def test_floor_is_the_most_that_was_live_and_reserved_what_segments_took() -> None:
@@ -232,15 +238,10 @@ def test_a_report_says_under_which_options_it_was_made(monkeypatch: pytest.Monke
 
 
 def _traced() -> Report:
-    class Recorder:
-        events = ((1, 30 * MIB), (1, -1), (2, 41 * MIB), (2, -1), (3, 52 * MIB))
-        convs, kinds, notes, benchmark = (), {}, ["assumed"], False
-        memory = 40 << 30
-
-    class Layers:
-        batch, layers = 8, ()
-
-    return replay(Recorder(), Layers(), 2, 0.5)
+    recorder = _recorder([(1, 30 * MIB), (1, -1), (2, 41 * MIB), (2, -1), (3, 52 * MIB)])
+    recorder.notes = ["assumed"]
+    layers: Any = SimpleNamespace(batch=8, layers=())
+    return replay(recorder, layers, 2, 0.5)
 
 
 def test_the_daemon_can_ask_without_pytorch() -> None:
@@ -251,12 +252,11 @@ def test_the_daemon_can_ask_without_pytorch() -> None:
 def test_an_explanation_knows_how_much_memory_the_gpu_has() -> None:
     """cudnn.benchmark takes no more than that, in the picture as in the figures."""
     small = (64 + CONTEXT_MIB) * MIB
-    seen: Any = SimpleNamespace(
-        events=[(1, 8 * MIB), ("conv", 0)], convs=[SQUARE], kinds={}, benchmark=True, memory=small
-    )
-    found = figures(seen.events, seen.convs, seen.kinds, True, memory=small)
-    assert found.autotune < figures(seen.events, seen.convs, seen.kinds, True).autotune
-    assert _Filmed(seen, DEFAULTS, 0).figures() == found
+    seen = recording((1, 8 * MIB), ("conv", 0), convs=[SQUARE], benchmark=True, memory=small)
+    found = figures(seen)
+    assert found.autotune < figures(seen._replace(memory=inf)).autotune
+    recorder: Any = SimpleNamespace(events=seen.events, recording=seen)
+    assert _Filmed(recorder, DEFAULTS, 0).figures() == found
 
 
 def test_where_segments_lie_decides_over_what_is_reserved() -> None:
@@ -300,8 +300,8 @@ def _replays(events: list[tuple[Any, Any]]) -> Replays:
 
 
 def _in_layout(events: list[tuple[Any, Any]], layout: int) -> Figures:
-    return figures(events, (), {}, layout=layout)
+    return figures(recording(*events), layout=layout)
 
 
 def _recorder(events: list[tuple[Any, Any]]) -> Any:
-    return SimpleNamespace(events=events, convs=(), kinds={}, benchmark=False, memory=inf)
+    return SimpleNamespace(events=events, recording=recording(*events))
