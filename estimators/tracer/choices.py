@@ -8,19 +8,19 @@ For the rest there is no other answer (`Deceit`). Programs that it starts can wr
 what a forked process writes, only that sees (`following`). The network answers nobody (`sockets`).
 It may go on without them, and fail later for a reason that no longer shows.
 
-A value that is only printed decides nothing that comes later. Only plain statements count, such as
-`print(f"loss {loss.item():.3f}")`: the call of `print`, of a logger or a progress bar, whose
-arguments neither keep what they get, nor fail for its value.
+A value that is only printed decides nothing that comes later. What a line does with one is seen in
+its text. Of those that print, only lines count that have the whole call, such as
+`print(f"loss {loss.item():.3f}")`, and whose arguments neither keep what they get, nor fail for its
+value.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
 import linecache
-import logging
+import math
 import mmap
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -36,10 +36,15 @@ GPU = "its model and its memory"  # in place of a line
 TURNS = 4  # of the first loop whose condition is such a value
 MANY = 64  # the same answers between two optimizer steps: a `while` may wait for the other
 _BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
-_LOGS = frozenset(("debug", "info", "warning", "error"))
-_SHOWS = frozenset(("set_description", "set_postfix"))
-# Functions and methods that may be part of such a statement. Those of the script's own are not
-# meant: what these ask for, they ask for in a statement of their own.
+# The call of `print`, of a logger or of a progress bar.
+_PRINTS = re.compile(
+    r"\s*(?:print|(?:log|logger|logging|LOG|LOGGER)\.(?:debug|info|warning|error)"
+    r"|\w+\.set_(?:description|postfix))\((.*)\)\s*"
+)
+_DOES_MORE = re.compile(r"\bfile=|:=|;|/.*\(|\[[^\d'\"]")
+_CALLS = re.compile(r"(\w+)\(")
+# Functions and methods that may be part of it. Those of the script's own are not meant: what these
+# ask for, they ask for in a line of their own.
 _PURE = frozenset(
     (
         *("abs", "float", "format", "len", "max", "min", "round", "str", "sum"),
@@ -48,11 +53,8 @@ _PURE = frozenset(
         *("is_bf16_supported", "mem_get_info", "perf_counter", "time"),
     )
 )
-_PARTS = (
-    *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Constant, ast.expr_context),
-    *(ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.operator, ast.Tuple, ast.List),
-)
-_MAY_FAIL = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
+_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
+_LOOP = re.compile(r"\s*(?:async )?(for|while)\b")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class Choices:
             self.asked[place] = is_number
         if place not in self.plan.flipped:
             return usual
-        if isinstance(_statement(place), ast.While):  # the first ends after turns, others after one
+        if (
+            _line(place).lstrip().startswith("while ")
+        ):  # the first ends after turns, others after one
             self._turns[place] += 1
             turns = self._turns[place] <= TURNS or self._turns[place] % 2
             return other if turns else usual
@@ -129,6 +133,11 @@ def _place() -> str:
 # -- what a line does with a value
 
 
+def _line(place: str) -> str:
+    path, _, number = place.rpartition(":")
+    return linecache.getline(path, int(number or 0))
+
+
 def is_only_printed() -> bool:
     """Judged by the innermost line of the script that is running."""
     frame: FrameType | None = sys._getframe(1)
@@ -136,82 +145,33 @@ def is_only_printed() -> bool:
         frame = frame.f_back
     if frame is None:
         return False
-    call = getattr(_statement(f"{frame.f_code.co_filename}:{frame.f_lineno}"), "value", None)
-    return isinstance(call, ast.Call) and _shows(call, frame)
-
-
-def _shows(call: ast.Call, frame: FrameType) -> bool:
-    function, given = call.func, (*call.args, *call.keywords)
-    if not all(_is_harmless(node) for one in given for node in ast.walk(one)):
-        return False
-    if isinstance(function, ast.Name):
-        return function.id == "print" and _value_of("print", frame) is None
-    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
-        return False
-    thing = _value_of(function.value.id, frame)
-    if thing is logging or type(thing) is logging.Logger:
-        return function.attr in _LOGS
-    return type(thing).__module__.startswith("tqdm.") and function.attr in _SHOWS
-
-
-def _value_of(name: str, frame: FrameType) -> Any:
-    return frame.f_locals.get(name, frame.f_globals.get(name))
-
-
-def _is_harmless(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return getattr(node.func, "id", getattr(node.func, "attr", "")) in _PURE
-    if isinstance(node, ast.BinOp) and isinstance(node.op, _MAY_FAIL):
-        text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
-        return text or not any(isinstance(part, ast.Call) for part in ast.walk(node.right))
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Constant)
-    return isinstance(node, _PARTS) and getattr(node, "arg", "") != "file"
+    said = _PRINTS.fullmatch(linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+    return (
+        said is not None
+        and not _DOES_MORE.search(said[1])
+        and _PURE.issuperset(_CALLS.findall(said[1]))
+    )
 
 
 def _truth_for(place: str) -> bool | None:
     """What a truth value has to be for the assertion that reads it at this line to hold; None if
-    there is no assertion, or it wants several."""
-    statement = _statement(place)
-    if not isinstance(statement, ast.Assert):
+    there is no assertion, or it may want several."""
+    words = re.findall(r"\w+", _TEXT.sub("", _line(place)))
+    if words[:1] != ["assert"]:
         return None
-    negations = [node for node in ast.walk(statement.test) if isinstance(node, ast.Not)]
-    if not negations:
+    if "not" not in words:
         return True
-    return False if isinstance(statement.test, ast.UnaryOp) and len(negations) == 1 else None
+    return False if words.index("not") == 1 and words.count("not") == 1 else None
 
 
 def _is_repeated(place: str) -> bool:
     """Whether the innermost loop around the line is a `while`."""
-    loops = [one for one in _around(place) if isinstance(one, (ast.For, ast.While))]
-    return isinstance(max(loops, key=lambda one: one.lineno, default=None), ast.While)
-
-
-@functools.lru_cache(maxsize=None)
-def _statement(place: str) -> ast.stmt | None:
-    """The one at the line; None if there are several. Of one that contains others, only its head is
-    meant."""
-    line = int(place.rpartition(":")[2] or 0)
-    found = []
-    for one in _around(place):
-        inner = [node for node in ast.iter_child_nodes(one) if isinstance(node, ast.expr)]
-        ends = [node.end_lineno or 0 for node in inner] if hasattr(one, "body") else [line]
-        if line <= max([one.lineno, *ends]):
-            found.append(one)
-    return found[0] if len(found) == 1 else None
-
-
-def _around(place: str) -> list[ast.stmt]:
-    """The statements that the line is part of."""
-    path, _, line = place.rpartition(":")
-    number = int(line or 0)
-    return [one for one in _statements(path) if one.lineno <= number <= (one.end_lineno or 0)]
-
-
-@functools.lru_cache(maxsize=None)
-def _statements(path: str) -> list[ast.stmt]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    path, _, number = place.rpartition(":")
+    depth = math.inf
+    for line in reversed(linecache.getlines(path)[: int(number or 0)]):
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and indent < depth:
+            depth = indent
+            if loop := _LOOP.match(line):
+                return loop[1] == "while"
+    return False

@@ -1,9 +1,8 @@
 """Explains a trace: who holds memory when most is in use, the way there, and what would help.
 
-For most remedies, the recording is changed and replayed. `expandable_segments` is as exact as the
-trace itself, because nothing else changes. The others are approximations; each says what it leaves
-out. `tests/estimators/tracer/test_tracer_what_if.py` compares each with a trace of a
-script that really does it.
+Remedies are judged by what is live when most is in use, approximately; `expandable_segments` by a
+replay, which is as exact as the trace itself. `tests/estimators/tracer/test_tracer_what_if.py`
+compares each with a trace of a script that really does it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ POINTS = 200  # of the picture
 
 Events = List[Tuple[Any, Any]]  # as in Recorder.events
 WORTH = 0.02  # of what is reserved: less is not worth telling
-GROUPS = 3  # of modules, whose checkpointing is tried
 _UNCHANGED = re.compile("Norm|Softmax|Loss")  # autocast computes these in float32
 _MULTIPLIES = re.compile(r"Linear|Conv|Attention|LSTM|GRU")
 
@@ -37,7 +35,7 @@ class _Filmed(Replay):
 
     def __init__(self, recorder: Recorder, chosen: Options, layout: int) -> None:
         super().__init__(recorder.recording, Allocator(chosen, layout=layout))
-        self._events = recorder.events
+        self._events, self.layout = recorder.events, layout
         self.peak = 0  # the event at which most is in use
         begin = next((at for at, event in enumerate(self._events) if event[0] == "enter"), 0)
         width = max(1, -(-(len(self._events) - begin) // POINTS))
@@ -68,52 +66,39 @@ def with_explanation(report: Report, recorder: Recorder, attribution: Attributio
     replays = Replays(recorder)
     replays.follow()
     film = _Filmed(recorder, chosen, replays.layout)
-    case = _Case(recorder, attribution, chosen, replays.layout)
+    case = _Case(recorder, attribution, chosen, film)
     best = case.remedies(report)
-    return replace(report, explanation=Explanation(*case.holders(film.peak), best, film.moments))
+    return replace(report, explanation=Explanation(*case.holders(), best, film.moments))
 
 
-def _left(events: Events) -> dict[int, int]:
-    """The storages, with their bytes, that these events leave."""
-    left: dict[int, int] = {}
-    for what, how in events:
-        if isinstance(what, int):
-            left.pop(what, None)
-            if how >= 0:
-                left[what] = how
-    return left
-
-
-def _parts(recorder: Recorder) -> dict[int, str]:
-    """What each storage is for: those that only an optimizer's step needs are its own."""
-    parts: dict[int, str] = {}
-    others = "activations"
-    for what, how in recorder.events:
-        if what == "mark" and how in ("optimizer", "stepped"):
-            others = "optimizer" if how == "optimizer" else "activations"
-        elif isinstance(what, int) and how >= 0:
-            parts[what] = recorder.kinds.get(what, others)
-    return parts
+def _live_activations(recorder: Recorder, peak: int) -> dict[int, int]:
+    """The storages, with their bytes, that are live after event `peak`."""
+    run = Replay(recorder.convs, recorder.kinds, recorder.benchmark, Allocator())
+    for what, how in recorder.events[: peak + 1]:
+        run.take(what, how)
+    live = run.live.items()
+    return {id: nbytes for id, (nbytes, part) in live if part == "activations"}
 
 
 class _Case:
     def __init__(
-        self, recorder: Recorder, attribution: Attribution, chosen: Options, layout: int
+        self, recorder: Recorder, attribution: Attribution, chosen: Options, film: _Filmed
     ) -> None:
-        self._recording, self._chosen, self._layout = recorder.recording, chosen, layout
+        self._recorder, self._chosen, self._film = recorder, chosen, film
         self._events, self._kinds = recorder.events, recorder.kinds
         self._modules, self._origins = attribution.modules, attribution.origins
-        self._parts = _parts(recorder)
+        # The activations that are live when most is in use.
+        self._live = _live_activations(recorder, film.peak)
 
-    def holders(self, peak: int) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
-        """The activations that are live after event `peak`: by module, where those that differ only
-        in numbers are one (layer.*.attn), and by line."""
+    def holders(self) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+        """By module, where those that differ only in numbers are one (layer.*.attn), and by
+        line."""
         modules: Counter[tuple[str, str]] = Counter()  # bytes
         lines: Counter[str] = Counter()
         members: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for id, nbytes in _left(self._events[: peak + 1]).items():
+        for id, nbytes in self._live.items():
             origin = self._origins.get(id)
-            if self._parts[id] != "activations" or origin is None:
+            if origin is None:
                 continue
             key = ("", "the backward pass" if origin.backward else "outside of modules")
             if origin.module >= 0:
@@ -130,98 +115,65 @@ class _Case:
 
     def remedies(self, report: Report) -> tuple[Remedy, ...]:
         """Those that free at least WORTH, the best first."""
-        every = (
-            Remedy(what, report.reserved - reserved, exact="expandable" in what)
-            for what, reserved in self._all(report)
-        )
+        every = (Remedy(*one, exact="expandable" in one[0]) for one in self._all(report))
         worth = (one for one in every if one.saved >= WORTH * report.reserved)
         return tuple(sorted(worth, key=lambda one: -one.saved))
 
     def _all(self, report: Report) -> Iterator[tuple[str, int]]:
-        """What to do, and the bytes reserved then."""
+        """What to do, and the bytes that it saves."""
         if not self._chosen.expandable:
             text = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-            yield text, self._bytes_reserved(replace(self._chosen, expandable=True))
-        if self._is_float32():
-            yield "mixed precision: torch.autocast with bfloat16", self._in_half()
+            moved = replace(self._chosen, expandable=True)
+            found = figures(self._recorder.recording, moved, self._film.layout)
+            yield text, report.reserved - found.reserved
+        if saved := self._by_half_precision(report):
+            yield "mixed precision: torch.autocast with bfloat16", saved
         if (batch := report.batch) > 1:
             # Of all but parameters, gradients and optimizer.
             half = (report.parts["activations"] + report.parts["workspace"]) // 2
-            yield f"half the batch: {batch // 2} instead of {batch}", report.reserved - half
+            yield f"half the batch: {batch // 2} instead of {batch}", half
         kept = (how for what, how in self._events if self._kinds.get(what) == "optimizer")
         if state := sum(how for how in kept if how >= 0):
             saved = report.parts["optimizer"] - state // 4  # its kernels need no temporaries
-            yield "an 8-bit optimizer, such as bitsandbytes has", report.reserved - saved
-        if checkpointed := min(self._with_checkpoints(), key=lambda one: one[1], default=None):
+            yield "an 8-bit optimizer, such as bitsandbytes has", saved
+        if checkpointed := max(self._by_checkpoints(), key=lambda one: one[1], default=None):
             yield checkpointed
 
-    def _bytes_reserved(self, chosen: Options | None = None, **changed: Any) -> int:
-        recording = self._recording._replace(**changed)
-        return figures(recording, chosen or self._chosen, self._layout).reserved
-
-    # -- mixed precision
-
-    def _is_float32(self) -> bool:
-        """Whether most of what modules put out is in float32 so far."""
-        nbytes: Counter[Any] = Counter()
-        for what, how in self._events:
-            if isinstance(what, int) and how > 0 and what not in self._kinds:
-                nbytes[self._origins[what].dtype if what in self._origins else None] += how
-        return nbytes[torch.float32] > nbytes[torch.float16] + nbytes[torch.bfloat16]
-
-    def _in_half(self) -> int:
+    def _by_half_precision(self, report: Report) -> int:
         """All activations in float32 take half, but those of normalisations and losses; weights
         that are multiplied with have a copy in half precision from their first use in a forward
-        pass to the end of the backward pass. Left out: casts that live for an instant."""
+        pass to the end of the backward pass. 0 if most are in half precision."""
+        nbytes: Counter[Any] = Counter()
+        halved = 0
+        for id, n in self._live.items():
+            if (origin := self._origins.get(id)) is None:
+                continue
+            nbytes[origin.dtype] += n
+            if origin.dtype is torch.float32 and (origin.module >= 0 or origin.backward):
+                kind = self._modules[origin.module].kind if origin.module >= 0 else ""
+                halved += 0 if _UNCHANGED.search(kind) else n // 2
+        if nbytes[torch.float32] <= nbytes[torch.float16] + nbytes[torch.bfloat16]:
+            return 0
+        leaves = (module for module in self._modules if not module.has_children)
+        copies = sum(one.parameters // 2 for one in leaves if _MULTIPLIES.search(one.kind))
+        return halved + report.parts["workspace"] // 2 - copies
 
-        def size(id: int, nbytes: int) -> int:
-            origin = self._origins.get(id)
-            if origin is None or id in self._kinds or origin.dtype is not torch.float32:
-                return nbytes
-            if origin.module < 0:
-                return nbytes // 2 if origin.backward else nbytes
-            return nbytes if _UNCHANGED.search(self._modules[origin.module].kind) else nbytes // 2
-
-        events: Events = []
-        cast: set[int] = set()
-        for what, how in self._events:
-            is_new = isinstance(what, int) and how >= 0
-            events.append((what, size(what, how) if is_new else how))
-            if what == "enter" and how not in cast:
-                module = self._modules[how]
-                if _MULTIPLIES.search(module.kind) and not module.has_children:
-                    cast.add(how)
-                    events.append((-1 - how, module.parameters // 2))
-            elif what == "mark" and how == "backward":
-                events += [(-1 - one, -1) for one in cast]
-                cast.clear()
-        convs = [conv._replace(itemsize=min(2, conv.itemsize)) for conv in self._recording.convs]
-        return self._bytes_reserved(events=events, convs=convs)
-
-    # -- gradient checkpointing
-
-    def _with_checkpoints(self) -> Iterator[tuple[str, int]]:
+    def _by_checkpoints(self) -> Iterator[tuple[str, int]]:
         """Of what a module allocates in its forward pass, only its output stays; the rest is
-        computed again, in one go, just before the first of it is freed in the backward pass. Left
-        out: what only lives while it is computed."""
-        groups: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for index, module in enumerate(self._modules):
-            if module.has_children and "." in f".{module.name}":
-                groups[pattern(module.name), module.kind].add(index)
-        held: Counter[tuple[str, str]] = Counter()
-        for _, _, index, left in self._calls():
+        computed again, of one module at a time."""
+        groups: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+        for index, left in self._calls():
             module = self._modules[index]
-            held[pattern(module.name), module.kind] += sum(left.values())
-        ranked = sorted(groups, key=lambda key: -held[key])
-        for name, kind in [key for key in ranked if "*" in key[0]][:GROUPS] or ranked[:1]:
-            members = groups[name, kind]
+            if module.has_children and "." in f".{module.name}":
+                groups[pattern(module.name), module.kind][index] = left
+        for (name, kind), members in groups.items():
             number = f"{len(members)} × {kind}" if len(members) > 1 else kind
-            text = f"gradient checkpointing of {name} ({number})"
-            yield text, self._bytes_reserved(events=self._recompute(members))
+            saved = sum(members.values()) - max(members.values())
+            yield f"gradient checkpointing of {name} ({number})", saved
 
-    def _calls(self) -> Iterator[tuple[int, int, int, dict[int, int]]]:
-        """The forward passes of modules: first and last event, module, and the storages, with their
-        bytes, that it leaves besides its output."""
+    def _calls(self) -> Iterator[tuple[int, int]]:
+        """The last forward pass of each module: which one, and how many bytes it leaves besides its
+        output that are live when most is in use."""
         open_: list[tuple[int, int]] = []
         for at, (what, how) in enumerate(self._events):
             if what == "enter":
@@ -231,28 +183,6 @@ class _Case:
                 while open_:
                     entered, start = open_.pop()
                     if entered == index:
-                        left = _left(self._events[start:at])
-                        kept = {*outputs, *self._kinds}
-                        yield start, at, index, {i: n for i, n in left.items() if i not in kept}
+                        left = {id for id, _ in self._events[start:at]} & self._live.keys()
+                        yield index, sum(self._live[id] for id in left.difference(outputs))
                         break
-
-    def _recompute(self, members: set[int]) -> Events:
-        """The events if these modules are checkpointed."""
-        freed = {what: at for at, (what, how) in enumerate(self._events) if how == -1}
-        turns = [at for at, event in enumerate(self._events) if event == ("mark", "forward")]
-        insert: dict[int, Events] = defaultdict(list)  # before the event with this number
-        for start, end, index, left in self._calls():
-            turn = next((at for at in turns if at > end), len(self._events))
-            again = {id: nbytes for id, nbytes in left.items() if freed.get(id, 0) > turn}
-            if index in members and again:
-                insert[end] += [(id, -1) for id in again]
-                insert[min(freed[id] for id in again)] += [
-                    (what, how)
-                    for what, how in self._events[start:end]
-                    if what == "conv" or (what in again and how >= 0)
-                ]
-        events: Events = []
-        for at, event in enumerate(self._events):
-            events += insert.get(at, ())
-            events.append(event)
-        return events

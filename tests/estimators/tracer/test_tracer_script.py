@@ -814,15 +814,10 @@ def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
     [
         ("print('loss', loss.item(), 'GPU', torch.cuda.get_device_name(0))", True),
         ("print(f'{loss:.3f}', '%.1f' % loss.item(), loss.item() / steps, sep=' | ')", True),
-        (
-            (
-                "print(\n  loss.detach().cpu().numpy(),\n  torch.cuda.mem_get_info()[0] / 2**30)",
-                True,
-            ),
-            True,
-        ),
+        ("print(loss.detach().cpu().numpy(), torch.cuda.mem_get_info()[0] / 2**30)", True),
+        ("print(\n  loss.detach().cpu().numpy())", False),  # its line does not say it all
         ("print(f'{torch.cuda.get_device_properties(0).total_memory / 2**30:.1f} GiB')", True),
-        ("if steps: print(\n    round(loss.item(), 3))", True),
+        ("if steps:\n    print(round(loss.item(), 3))", True),
         ("log = logging.getLogger('train'); log.info('loss %s', loss.item())", False),
         ("log = logging.getLogger('train')\nlog.info('loss %s', loss.item())", True),
         ("bar = tqdm([]); \nbar.set_postfix(loss=loss.item())", True),
@@ -834,7 +829,6 @@ def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
         ("print(1) if loss.item() > 0 else None", False),
         ("print(1); best = loss.item()", False),
         ("total = loss.item()\nprint(total)", False),
-        ("print = kept.append\nprint(loss.item())", False),
         ("show = print\nshow(loss.item())", False),
     ],
 )
