@@ -73,7 +73,7 @@ def with_explanation(report: Report, recorder: Recorder, attribution: Attributio
 
 def _live_activations(recorder: Recorder, peak: int) -> dict[int, int]:
     """The storages, with their bytes, that are live after event `peak`."""
-    run = Replay(recorder.convs, recorder.kinds, recorder.benchmark, Allocator())
+    run = Replay(recorder.recording, Allocator())
     for what, how in recorder.events[: peak + 1]:
         run.take(what, how)
     live = run.live.items()

@@ -14,7 +14,7 @@ Of a launcher's processes that have a GPU each, the first stands for all.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import gc
 import inspect
 import multiprocessing.context
 import multiprocessing.pool
@@ -39,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from . import device, scratch
 from .answering import HIGH, exit_now, is_own, is_own_file
 from .command import ASSIGNMENT, PYTHON, Unreadable, interpreter, parse, unwrap, whole
-from .confine import ASKED, GPUS, show_to_python
+from .confine import ASKED, GPUS, NOWHERE, show_to_python
 
 if TYPE_CHECKING:
     from .script import Trace
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _LOOKS = frozenset(("git", what) for what in ("rev-parse", "describe", "log"))
 _SHELL = frozenset("|&;<>$`()*?[]#~\n")  # what a shell does more than start a program
 _BETWEEN = (__file__, os.__file__, subprocess.__file__)
-_ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")  # of pipes
 _traces: list[Trace] = []
 
 
@@ -57,34 +56,46 @@ def install(trace: Trace) -> None:
     path, fork, execute = list(sys.path), os.fork, program._execute_child
     bootstrap, signature = process_kind._bootstrap, inspect.signature(execute)
 
-    def fork_() -> int:
+    def prepare_fork() -> Callable[[], None]:
+        """What to call in the new process."""
         own_s = trace.own_s
+
+        def begin() -> None:
+            scratch.on_change(trace.recorder.deceived.notice)
+            trace.begin_process(own_s)
+
+        return begin
+
+    def fork_() -> int:
+        begin = prepare_fork()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # there is a thread, which waits for the deadline
             pid = fork()
         if pid == 0:
-            scratch.on_change(trace.recorder.deceived.notice)
-            trace.begin_process(own_s)
+            begin()
         return pid
 
     def execute_child(process: Any, *args: Any) -> None:
-        given = signature.bind(process, *args).arguments
+        bound = signature.bind(process, *args)
+        given, command = bound.arguments, bound.arguments["args"]
         env = _decode(os.environ if given["env"] is None else given["env"])
-        words = _python(given["args"], given["shell"], env)
-        with _noticed(trace, given["args"]):
-            if words is None:
-                execute(process, *args)
-                return
+        words = _python(command, given["shell"], env)
+        if words is not None:
             flush()
-            process.pid = os.fork()
-        ends = [given[name] for name in _ENDS]
-        if process.pid == 0:
-            _connect(process, ends)
-            if given.get("start_new_session"):
-                os.setsid()
-            trace.run_program(words, lambda: _prepare(given["cwd"], env, path))
-        process._child_created = True
-        process._close_pipe_fds(*ends)
+            begin, cwd, before = prepare_fork(), given["cwd"], given["preexec_fn"]
+
+            def run() -> NoReturn:
+                """In the new process, which has its standard input, output and errors."""
+                begin()
+                if before is not None:
+                    before()
+                _leave_pipes()
+                trace.run_program(words, lambda: _prepare(cwd, env, path))
+
+            given.update(args=[NOWHERE], executable=NOWHERE, shell=False, cwd=None)
+            given.update(preexec_fn=run, restore_signals=False)
+        with _noticed(trace, command):
+            execute(*bound.args)
 
     def exec_(real: Callable[..., None]) -> Callable[..., None]:
         def call(path_: Any, args: Any, *given: Any) -> None:
@@ -223,22 +234,14 @@ def _is_called_by_script(frame: FrameType | None) -> bool:
     return frame is not None and (is_own(frame) or "GPUtil" in frame.f_code.co_filename)
 
 
-def _connect(process: Any, fds: list[int]) -> None:
-    """In the new process: its own of _ENDS become its standard input, output and errors; pipes that
-    a new program would not have lead nowhere."""
-    ends = fds[0], fds[3], fds[5]
-    for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
-        stream.close()
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd != -1 else -1 for fd in ends]
-    for target, copy in enumerate(copies):
-        if copy != -1:
-            os.dup2(copy, target)
-            os.close(copy)
+def _leave_pipes() -> None:
+    """Those that a new program would not have lead nowhere, else their readers wait for ever."""
+    gc.enable()  # `subprocess` has disabled it
     null = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         with contextlib.suppress(OSError):  # it is closed by now
             if 2 < fd < HIGH and not os.get_inheritable(fd) and S_ISFIFO(os.fstat(fd).st_mode):
-                os.dup2(null, fd, inheritable=False)  # else its reader waits for ever
+                os.dup2(null, fd, inheritable=False)
     for target, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         setattr(sys, name, os.fdopen(target, mode, 1, closefd=False))
 

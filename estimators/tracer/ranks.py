@@ -1,9 +1,9 @@
 """Traces only the first of several ranks or GPUs: torch.distributed and DataParallel.
 
-The process group uses torch's "fake" backend, which needs no other process and does nothing, or
-takes this rank's part for everybody's. NCCL has a GPU for each rank, so the first stands for the
-others, which end where they join. torchrun starts its processes without the agent that would ask
-other machines for theirs.
+The process group uses torch's "fake" backend, which needs no other process; communication is left
+out, as before PyTorch 2.6 that backend takes no tensors without contents. NCCL has a GPU for each
+rank, so the first stands for the others, which end where they join. torchrun starts its processes
+without the agent that would ask other machines for theirs.
 DistributedDataParallel allocates its gradient buckets as usual; FSDP shards, gathers and frees by
 its own code. NCCL's own buffers are not traced.
 """
@@ -24,11 +24,12 @@ from .recording import Recorder
 
 NOTE = "one of several processes: without NCCL's buffers"
 
-# What is there stays as it is, or the backend cannot do it.
-_NOTHING = (
-    *("broadcast", "broadcast_object_list", "barrier", "monitored_barrier"),
-    "all_reduce_coalesced",
+# Collectives: their outputs are there already. What these write is not known, or stays.
+_UNKNOWN = (
+    "all_reduce_coalesced all_gather all_gather_into_tensor all_gather_coalesced reduce "
+    "reduce_scatter reduce_scatter_tensor scatter gather all_to_all all_to_all_single recv irecv"
 )
+_NOTHING = "broadcast broadcast_object_list barrier monitored_barrier send isend"
 
 
 class Work:
@@ -70,9 +71,9 @@ class DistributedDataParallel(nn.Module):
     _set_static_graph = register_comm_hook
 
 
-def _buckets(parameters: list[Any], cap_mib: int) -> list[Any]:
+def _buckets(parameters: list[Any], cap_mib: float) -> list[Any]:
     """From the last parameter on, as gradients come; the first is smaller."""
-    limits = [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, cap_mib * 2**20]
+    limits = [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, int(cap_mib * 2**20)]
     parts, _ = torch.distributed._compute_bucket_assignment_by_size(parameters[::-1], limits)
     buckets = ([parameters[-1 - at] for at in part] for part in parts)
     return [one[0].new_empty(sum(each.numel() for each in one)) for one in buckets]
@@ -150,15 +151,22 @@ def install(recorder: Recorder, leave: Callable[[], None]) -> None:
         size = world_size if world_size > 0 else whole(os.environ.get("WORLD_SIZE", ""), 1)
         start("fake", rank=0, world_size=size, store=FakeStore())
 
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        recorder.values.forget((*args, *kwargs.values()))
+        return _nothing(**kwargs)
+
     distributed = torch.distributed
     for module in (distributed, distributed.distributed_c10d, distributed.device_mesh):
         module.init_process_group = init_process_group
     for module in (distributed, distributed.distributed_c10d):
-        for name in _NOTHING:
-            setattr(module, name, _nothing)
-        module.all_reduce = _all_reduce
-        module.all_gather_object = _gather_objects
-        module.is_nccl_available = lambda: True
+        functions: dict[str, Any] = {
+            **dict.fromkeys(_UNKNOWN.split(), unknown),
+            **dict.fromkeys(_NOTHING.split(), _nothing),
+            "all_reduce": _all_reduce,
+            "all_gather_object": _gather_objects,
+            "is_nccl_available": lambda: True,
+        }
+        vars(module).update(functions)
 
 
 def _nothing(*_: Any, async_op: bool = False, **__: Any) -> Any:

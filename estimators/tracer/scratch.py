@@ -174,22 +174,16 @@ class Tree:
             raise _error(errno.ENOENT)
         return node
 
-    def exists(self, path: str) -> bool:
+    def _mode(self, path: str, *, follow: bool = False) -> int:
+        """0: there is nothing."""
         try:
-            self.lstat(path)
+            return self.stat(path, follow_symlinks=follow).st_mode
         except OSError:
-            return False
-        return True
-
-    def _is_directory(self, path: str, follow: bool = True) -> bool:
-        try:
-            return stat.S_ISDIR(self.stat(path, follow_symlinks=follow).st_mode)
-        except OSError:
-            return False
+            return 0
 
     def _needs_parent(self, path: str) -> None:
         """`blame` knows it by its name."""
-        if not self._is_directory(posixpath.dirname(path)):
+        if not stat.S_ISDIR(self._mode(posixpath.dirname(path), follow=True)):
             raise _error(errno.ENOENT)
 
     # ---- reading
@@ -209,7 +203,7 @@ class Tree:
         """Of a file system: what only the script has counts as if it were in the nearest directory
         that is real."""
         self._find_there(path)
-        return _statvfs(next((p for p in _upwards(path) if self._find(p) == p), "/"))
+        return _statvfs(next(p for p in (*_upwards(path), "/") if self._find(p) == p))
 
     def access(self, path: str, mode: int, **_: Any) -> bool:
         """What it may write here need not be writable there."""
@@ -267,7 +261,7 @@ class Tree:
 
     def open(self, path: str, flags: int, mode: int = 0o777, **_: Any) -> int:
         node = self._find(path)
-        if flags & os.O_CREAT and flags & os.O_EXCL and self.exists(path):
+        if flags & os.O_CREAT and flags & os.O_EXCL and self._mode(path):
             raise _error(errno.EEXIST)
         if flags & _CHANGES and not isinstance(node, int):
             node = self._adopt(path, flags)
@@ -282,9 +276,9 @@ class Tree:
 
     def _adopt(self, path: str, flags: int) -> int:
         """Give the script a file of its own at a path, with the content of what is there."""
-        if self._is_directory(path):
+        there = self._mode(path, follow=True)
+        if stat.S_ISDIR(there):
             raise _error(errno.EISDIR)
-        there = self.exists(path)
         if not there:
             if not flags & os.O_CREAT:
                 raise _error(errno.ENOENT)
@@ -311,7 +305,7 @@ class Tree:
         self._make(path, Link(os.fsdecode(src)))
 
     def _make(self, path: str, node: Any) -> None:
-        if self.exists(path):
+        if self._mode(path):
             raise _error(errno.EEXIST)
         self._needs_parent(path)
         self.changed()
@@ -337,7 +331,7 @@ class Tree:
         if path == new:
             return
         self._needs_parent(new)
-        if self._is_directory(new, follow=False) and self.listdir(new):
+        if stat.S_ISDIR(self._mode(new)) and self.listdir(new):
             raise _error(errno.ENOTEMPTY)
         self._drop(new)
         node = self._find(path)
@@ -355,7 +349,7 @@ class Tree:
         self.changed()
         own = [one for one in self._nodes if path in _upwards(one)]
         nodes = {one: self._nodes.pop(one) for one in own}
-        if self.exists(path):
+        if self._mode(path):
             self._nodes[path] = GONE
         return nodes
 

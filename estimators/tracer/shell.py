@@ -20,18 +20,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from estimators.tracer.command import PREFIXES, PYTHON, interpreter
-
-if TYPE_CHECKING:
-    import subprocess
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh"))
 PATIENCE_S, PROCESSOR_S = 30, 10  # what waits for something that its programs would do is stopped
 MEMORY_MIB = 2048
 MOST_BYTES = 1 << 24
-MOST_LETTERS = 1000  # of its error messages, from the end
+MOST_LETTERS = 1000  # of what it prints, from the end
 HIGH = 500  # scripts use low descriptors
 TRAINERS = re.compile(r"python\d*(\.\d+)?t?|torchrun|accelerate|ipython|papermill|deepspeed")
 # Tools that run a command in an environment, and how those are asked for it that keep it elsewhere
@@ -142,28 +139,13 @@ def _list_programs(
         "__carma_code": REPORT.format(into),
         "__carma_gpus": str(gpus),
     }
+    variables = {n: it for n, it in {**env, **given}.items() if n not in FOR_POSIX}
     try:
-        process = subprocess.Popen(
-            argv,
-            env={n: it for n, it in {**env, **given}.items() if n not in FOR_POSIX},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=[into],
-            start_new_session=True,
-            preexec_fn=_confine,
-        )
-    except subprocess.SubprocessError:
-        raise Unclear("it is run without its programs, which needs Landlock (Linux 5.13)") from None
-    try:
-        complaint = _complaint(process)
+        complaint = _find_last_message(_run(argv, variables, cwd, "stderr", [into])[0])
     except subprocess.TimeoutExpired:
         complaint = f"it took longer than {PATIENCE_S} s, without its programs"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait()
+    except subprocess.SubprocessError:
+        raise Unclear("it is run without its programs, which needs Landlock (Linux 5.13)") from None
     lines = os.pread(reports, MOST_BYTES, 0).splitlines(keepends=True)
     os.close(reports)
     os.close(into)
@@ -177,20 +159,38 @@ def _list_programs(
     return [(words, variables, folder) for words, variables, folder, _ in found], complaint
 
 
-def _complaint(process: subprocess.Popen[bytes]) -> str:
-    """The last error message, when all have ended. Raises TimeoutExpired."""
+def _run(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, stream: str, fds: Sequence[int] = ()
+) -> tuple[str, int]:
+    """The end of what a confined program and all that it starts write to a stream, and its exit
+    status. Raises TimeoutExpired, and another SubprocessError if it cannot be confined."""
     import select
+    import subprocess
     import time
 
-    assert process.stderr
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    streams[stream] = subprocess.PIPE
+    process = subprocess.Popen(
+        argv, env=env, cwd=cwd, pass_fds=fds, start_new_session=True, preexec_fn=_confine, **streams
+    )
     said, deadline = b"", time.monotonic() + PATIENCE_S
-    with process.stderr as pipe:
-        while (left := deadline - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
-            if not (more := os.read(pipe.fileno(), 1 << 16)):
-                break
-            said = (said + more)[-MOST_LETTERS:]
-        process.wait(max(0, left))
-    lines = said.decode(errors="replace").replace(UNKNOWN, "…").splitlines()
+    try:
+        with getattr(process, stream) as pipe:
+            while (left := deadline - time.monotonic()) > 0:
+                is_ready = select.select([pipe], [], [], left)[0]
+                if not is_ready or not (more := os.read(pipe.fileno(), 1 << 16)):
+                    break
+                said = (said + more)[-MOST_LETTERS:]
+        status = process.wait(max(0, left))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+    return said.decode(errors="replace"), status
+
+
+def _find_last_message(said: str) -> str:
+    lines = said.replace(UNKNOWN, "…").splitlines()
     messages = [line for line in lines if line.strip() and not line.startswith("+")]  # of `set -x`
     return "".join(filter(str.isprintable, messages[-1] if messages else ""))
 
@@ -200,11 +200,8 @@ def output(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
     import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.DEVNULL, timeout=PATIENCE_S, preexec_fn=_confine,
-        )  # fmt: skip
-        return done.stdout.strip() if done.returncode == 0 else ""
+        said, status = _run(argv, env, cwd, "stdout")
+        return said.strip() if status == 0 else ""
     return ""
 
 
