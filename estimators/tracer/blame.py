@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .answering import Stop, chain, is_own, one_line, place_of, text_of
+from .answering import chain, is_own, one_line, place_of, text_of
 from .foreign import list_imports
+from .report import Stop
 
 if TYPE_CHECKING:
     from .recording import Recorder

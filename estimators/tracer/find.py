@@ -22,6 +22,7 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(
 
 from estimators.tracer import shell
 from estimators.tracer.command import HINT, PYTHON, Options, Unreadable, parse, take_options, unwrap
+from estimators.tracer.report import ANSWER_FD, No
 
 MOST_STEPS = 8  # of shell scripts that run shell scripts
 KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
@@ -149,10 +150,7 @@ def start(argv: Sequence[str], env: dict[str, str]) -> None:
 
 def refuse(why: str) -> None:
     """Answer as the tracer would. Does not return."""
-    from estimators.tracer.answering import ANSWER_FD
-    from estimators.tracer.report import refusal
-
-    os.write(ANSWER_FD, refusal(why))
+    os.write(ANSWER_FD, No(why).dumps())
     os._exit(1)
 
 
