@@ -46,7 +46,7 @@ from . import (
     tensors,
 )
 from .answering import Answer, offline, one_line, what_went_wrong
-from .attempts import explore
+from .attempts import STEPS, explore
 from .blame import judge, stop
 from .choices import Deceit, Plan
 from .command import Options
@@ -60,7 +60,6 @@ from .rest import Ending, Phases
 from .shortcuts import PASSES, Repeats
 from .swallowed import Swallowed
 
-STEPS = 2
 _AFTER_FORK = "autograd's threading in combination with fork"  # PyTorch trains in no such process
 PARTLY = "a process that was started after a backward pass counts as far as its own first one"
 ENOUGH = 12
@@ -369,15 +368,15 @@ class Trace:
 
     def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
-        self._answer.keep(_with_note(report, f"there was no time to explain it: {LONGER}"))
+
+        def noted(note: str) -> Report:
+            return replace(report, notes=(*report.notes, note))
+
+        self._answer.keep(noted(f"there was no time to explain it: {LONGER}"))
         try:
             return with_explanation(report, self.recorder, attribution)
         except Exception as error:  # noqa: BLE001 - else it would pass for the script's own
-            return _with_note(report, f"it cannot be explained: {error!r:.200}")
-
-
-def _with_note(report: Report, note: str) -> Report:
-    return replace(report, notes=(*report.notes, note))
+            return noted(f"it cannot be explained: {error!r:.200}")
 
 
 def _foreign() -> str:
