@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from estimators.tracer.report import PARTS, Layer, Report, refusal
+from estimators.tracer.report import PARTS, Layer, No, Report
 
 
 def a_report(**changes: object) -> Report:
@@ -30,7 +30,7 @@ def a_report(**changes: object) -> Report:
 
 
 ANSWERS = (
-    refusal("it never imported torch"),
+    No("it never imported torch").dumps(),
     a_report().dumps(),
     a_report(steps=1, floor=0, reserved=0, parts={}, faketensor=0, batch=0, layers=()).dumps(),
 )

@@ -9,7 +9,6 @@ exit handlers can interfere. The processes of an attempt answer with a `Message`
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import select
@@ -19,18 +18,17 @@ import sysconfig
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn
 
 from .command import Options
-from .report import Report, refusal
+from .report import ANSWER_FD, Message, No, Report, Stop
 
 if TYPE_CHECKING:
     from .script import Trace
 
-ANSWER_FD = 3
 exit_now = os._exit  # `following` replaces it
 HIGH = 500  # scripts close low descriptors
 LOOK_S = 0.5  # between two looks whether there is a reason to refuse
@@ -46,52 +44,6 @@ OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's
 HUBS = ("huggingface.co", "HF_HUB_OFFLINE", "a traced script opens no sockets")
 _INSTALLED = re.compile(r"(site|dist)-packages/")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
-
-
-@dataclass(frozen=True)
-class Stop:
-    """How an attempt ended other than by the tracer's will."""
-
-    why: str  # for a refusal
-    crash: str = ""  # completes "your script stops …", if it would, had a GPU the same values
-    certain: bool = False  # whatever was made up
-    provable: bool = False  # by attempts with other answers that stop as well
-    asked: dict[str, bool] = field(default_factory=dict)  # as in `Choices`
-    skipped: bool = False  # passes were left out
-    progress: int = 0  # operators until then
-    assumed: str = ""  # what may have caused it
-
-
-@dataclass(frozen=True)
-class Message:
-    """A line that a process of an attempt writes: its answer, or that it is at work."""
-
-    is_first: bool  # it is the process that runs the script
-    born: float  # when it put something on a GPU: by the monotonic clock, as `said`
-    said: float
-    own_s: float  # of a processor
-    gpu: str  # as CUDA_VISIBLE_DEVICES names it; "": it has put nothing on a GPU
-    trains: bool  # it has an optimizer
-    answer: str = ""  # a report or a refusal
-    stop: Stop | None = None
-
-    @property
-    def decides(self) -> bool:
-        """Whether it is more than a helper, which may fail."""
-        return self.is_first or bool(self.gpu)
-
-    def dumps(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def loads(cls, line: bytes) -> Message:
-        """Raises ValueError."""
-        try:
-            fields = json.loads(line)
-            stop = fields.pop("stop")
-            return cls(**fields, stop=stop and Stop(**stop))
-        except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"no message of a process: {error}") from error
 
 
 class Clock:
@@ -119,12 +71,6 @@ class Clock:
         self._imports_s, self._importing = time.process_time() - own_s, None
         self._main = threading.get_ident()
 
-    def works(self) -> None:
-        """From now on an import that is in progress counts: the script trains in it."""
-        if self._importing is not None:
-            self._imports_s += time.process_time() - self._importing
-            self._importing = None
-
     def install(self) -> None:
         """Notice imports from now on."""
         importlib: Any = sys.modules["_frozen_importlib"]
@@ -137,7 +83,8 @@ class Clock:
             try:
                 return find(*args)
             finally:
-                self.works()
+                self._imports_s += time.process_time() - self._importing
+                self._importing = None
 
         importlib._find_and_load = find_and_load
 
@@ -145,7 +92,7 @@ class Clock:
 class Answer:
     def __init__(self, clock: Clock, options: Options) -> None:
         self.clock = clock
-        self.trace: Trace | None = None  # once it has begun
+        self.trace: Trace  # once it is made
         self._options = options
         self.is_first = True  # no process of an attempt has started this one
         self._fd = _out_of_the_way(ANSWER_FD)
@@ -157,8 +104,7 @@ class Answer:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._ready = b""  # what to answer when the time is up
-        self.steps = 0
+        self._ready: Report | None = None  # what to answer when the time is up
 
     @property
     def is_half_over(self) -> bool:
@@ -197,15 +143,15 @@ class Answer:
         signal.signal(signal.SIGTERM, _leave_to_thread)
         self._signals = reads
 
-    def give(self, text: bytes, stop: Stop | None = None, status: int = 0) -> NoReturn:
+    def give(self, answer: Report | No, stop: Stop | None = None, status: int = 0) -> NoReturn:
         """`stop`: of an attempt that ended before two optimizer steps. `status`: to leave with."""
         if os.getpid() != self._pid:
             self.leave()
         self._lock.acquire()  # never released: only the first answer counts
         if self._control is None:
-            _write(self._fd, text)
+            _write(self._fd, answer.dumps())
         else:
-            self._tell(answer=text.decode(), stop=stop)
+            self._tell(answer, stop)
         self.leave(status)
 
     def leave(self, status: int = 0) -> NoReturn:
@@ -216,39 +162,36 @@ class Answer:
         """Answer with what is known: the process is to end."""
         if self._lock.locked():  # it does already
             return
-        if self._ready:
-            self.give(self._ready)
-        if self.trace is not None and (part := self.trace.find_part()):
-            self.report(part)
+        if part := self._ready or self.trace.find_part():
+            self.give(part)
         self.leave()
 
-    def _tell(self, **fields: Any) -> None:
-        gpu, born, trains = self.trace.find_state() if self.trace is not None else ("", 0.0, False)
+    def _tell(self, answer: Report | No | None = None, stop: Stop | None = None) -> None:
+        gpu, born, trains = self.trace.find_state()
         times = born, time.monotonic(), self.clock.own_s
-        message = Message(self.is_first, *times, gpu, trains, **fields)
+        report = answer if isinstance(answer, Report) else None
+        no = answer if isinstance(answer, No) else None
+        message = Message(self.is_first, *times, gpu, trains, report, no, stop)
         fcntl.lockf(self._turn, fcntl.LOCK_EX)
         _write(self._fd, message.dumps())
         fcntl.lockf(self._turn, fcntl.LOCK_UN)
 
-    def report(self, report: Report, stop: Stop | None = None) -> NoReturn:
-        self.give(report.dumps(), stop)
-
     def keep(self, report: Report) -> None:
-        """Report this if there is no better answer in time."""
-        self._ready = report.dumps()
+        """Give this if there is no better answer in time."""
+        self._ready = report
 
     def refuse(self, why: str, *, late: bool = False) -> NoReturn:
         """`late`: with more time there may be a report."""
-        self.give(refusal(why, late=late))
+        self.give(No(why, late))
 
     def stop(self, stop: Stop, status: int = 1) -> NoReturn:
-        self.give(refusal(stop.why), stop, status)
+        self.give(No(stop.why), stop, status)
 
     def crash(self, how: str) -> NoReturn:
         """`how`: completes "your script stops …"."""
         if skipped := self._options.skipped:
             self.refuse(f"it stopped {how}; perhaps because {skipped}")
-        self.give(refusal(f"the script stops {how}", crash=how))
+        self.give(No(f"the script stops {how}", crash=how))
 
     def crash_late(self, report: Report, how: str) -> NoReturn:
         """`report`: on a script that stops after two steps."""
@@ -256,7 +199,7 @@ class Answer:
         rest = replace(report.rest, crash=how)
         if skipped := self._options.skipped:
             rest = replace(report.rest, end=f"{report.rest.end}; perhaps because {skipped}")
-        self.report(replace(report, rest=rest))
+        self.give(replace(report, rest=rest))
 
     def before_the_deadline(self) -> None:
         """Report what is kept or how far the script came, if there is no other answer in time."""
@@ -267,7 +210,7 @@ class Answer:
             while (left_s := self._left_s) > 0 and not is_over:
                 began_s = time.process_time()
                 is_over = self._sleep(min(left_s, LOOK_S))
-                if self.trace is not None and (why := self.trace.find_reason()):
+                if why := self.trace.find_reason():
                     self.refuse(why)
                 if self._control is not None and time.process_time() - began_s > BUSY * LOOK_S:
                     with self._lock:
@@ -278,10 +221,10 @@ class Answer:
                 self.give(self._ready)
             own = own_place(sys._current_frames().get(main))
             place = f"it was at {own}" if own else "it was loading libraries"
-            took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]
+            took = ("no", "one")[min(self.trace.steps, 1)]
             own_s, all_s = self.clock.own_s, self.clock.seconds
             spent = f"{all_s:.0f} s ({own_s:.0f} s of processor time)"
-            self.refuse(f"it took {took} in {spent}; {place}", late=True)
+            self.refuse(f"it took {took} optimizer step in {spent}; {place}", late=True)
 
         threading.Thread(target=wait, daemon=True).start()
 

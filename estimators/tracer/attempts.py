@@ -22,11 +22,11 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import List, NoReturn, Tuple, Union
+from typing import NoReturn
 
-from .answering import Answer, Message, Stop
+from .answering import Answer
 from .choices import Plan
-from .report import No, Report, loads, together
+from .report import Message, No, Report, Stop, read, together
 
 MOST = 8  # attempts
 MOST_LATE = 3  # of them for a script that stopped after its two steps
@@ -37,9 +37,6 @@ STEPS = 2
 GRACE_S, LAST_S = (1.0, 5.0), 2.0
 MOST_PROCESSES = 16  # that are on a GPU
 _fork = os.fork  # `following` replaces it
-
-
-_Told = List[Tuple[Message, Union[Report, No]]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def explore(answer: Answer, run: Callable[[Plan], None]) -> NoReturn:
     else:
         proved = False
     if reported:
-        answer.report(reported)
+        answer.give(reported)
     if stop.crash and (stop.certain or (proved and stop.provable)):
         answer.crash(stop.crash)
     doubt = f"; this may be due to the trace: {stop.assumed}" if stop.assumed else ""
@@ -121,7 +118,7 @@ def _judge_rest(
         proved = plan is None and bool(stop.crash) and stop.provable
     if proved:
         answer.crash_late(report, stop.crash)
-    answer.report(report)
+    answer.give(report)
 
 
 def _import_for_all() -> None:
@@ -162,14 +159,14 @@ def _attempt(answer: Answer, plan: Plan, run: Callable[[Plan], None]) -> Outcome
     if not all_ended:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    answer.clock.set(max((one.own_s for one, _ in told), default=own_s))
+    answer.clock.set(max((one.own_s for one in told), default=own_s))
     return replace(_outcome(told), status=status)
 
 
-def _listen(reads: int, control: int) -> tuple[_Told, bool]:
+def _listen(reads: int, control: int) -> tuple[list[Message], bool]:
     """What processes have answered, and whether all that might have ended. Closes `control` then,
     or when the time of those that have not is up."""
-    told: _Told = []
+    told: list[Message] = []
     left, grace_s, is_over = b"", GRACE_S[1], False
     began = time.monotonic()
     until: float | None = None  # by the clock, once there is an answer
@@ -189,67 +186,58 @@ def _listen(reads: int, control: int) -> tuple[_Told, bool]:
         *lines, left = (left + more).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError):  # a process was killed while it wrote
-                one = Message.loads(line)
-                if one.answer:
-                    told.append((one, loads(one.answer.encode())))
-                if not is_over and any(pair[0].decides for pair in told):
-                    trained = [pair[0].said for pair in told if _steps(pair[1]) >= STEPS]
+                one: Message = read(Message, line)
+                has_answered = bool(one.report or one.no)
+                told += [one] * has_answered
+                if not is_over and any(each.decides for each in told):
+                    trained = [each.said for each in told if each.steps >= STEPS]
                     if trained:
                         grace_s = min(max(GRACE_S[0], trained[0] - began), GRACE_S[1])
-                    failed = any(pair[0].decides and pair[0].stop for pair in told)
-                    if one.answer or one.trains or not (trained or failed):
+                    failed = any(each.decides and each.stop for each in told)
+                    if has_answered or one.trains or not (trained or failed):
                         until = one.said + grace_s
-        if not is_over and sum(bool(one.gpu) for one, _ in told) >= MOST_PROCESSES:
+        if not is_over and sum(bool(one.gpu) for one in told) >= MOST_PROCESSES:
             until = 0.0
 
 
-def _steps(said: Report | No) -> int:
-    return said.steps if isinstance(said, Report) else 0
-
-
-def _outcome(told: _Told) -> Outcome:
+def _outcome(told: list[Message]) -> Outcome:
     """Of all processes: reports, unless one has stopped before any was trained; else who stopped
     first. If the first process came to its end, nobody minds those that failed without a GPU."""
-    told = sorted(told, key=lambda pair: pair[0].said)
-    reports = [(one, said) for one, said in told if isinstance(said, Report)]
-    nos = [(one, said) for one, said in told if isinstance(said, No)]
-    is_over = any(one.is_first and one.stop is None for one, _ in reports)
-    stops = [pair for pair in nos if pair[0].stop and (pair[0].decides or not is_over)]
-    has_trained = any(report.steps >= STEPS for _, report in reports)
+    told = sorted(told, key=lambda one: one.said)
+    reports = [one for one in told if one.report]
+    is_over = any(one.is_first and one.stop is None for one in reports)
+    stops = [one for one in told if one.no and one.stop and (one.decides or not is_over)]
+    has_trained = any(one.steps >= STEPS for one in reports)
     if len(told) > 1 and reports and (has_trained or not stops):
-        gpus = {one.gpu for one, _ in reports}
+        gpus = {one.gpu for one in reports}
         best = max((_at_once(reports, gpu) for gpu in gpus), key=_reserved)
-        stop = max(best, key=lambda pair: (pair[1].steps, pair[1].reserved))[0].stop
-        report = together([report for _, report in best])
-        lost = dict.fromkeys(no.why for one, no in nos if one.gpu)
+        stop = max(best, key=lambda one: (one.steps, _reserved([one]))).stop
+        report = together([one.report for one in best if one.report])
+        lost = dict.fromkeys(one.no.why for one in told if one.no and one.gpu)
         notes = [f"another process is not counted: {why}" for why in lost]
         if len(reports) >= MOST_PROCESSES:
             notes.append(f"there may be more processes than these {len(reports)} on GPUs")
         return Outcome(stop, replace(report, notes=(*report.notes, *notes)))
     if not told:
         return Outcome(None, None)
-    first, said = next(iter(stops), min(told, key=lambda pair: not pair[0].gpu))
-    return Outcome(first.stop, said)
+    first = next(iter(stops), min(told, key=lambda one: not one.gpu))
+    return Outcome(first.stop, first.report or first.no)
 
 
-def _at_once(reports: list[tuple[Message, Report]], gpu: str) -> list[tuple[Message, Report]]:
+def _at_once(reports: list[Message], gpu: str) -> list[Message]:
     """Those on a GPU that hold most at once: all that lived when one of them was born."""
-    there = [pair for pair in reports if pair[0].gpu == gpu]
-    groups = [
-        [pair for pair in there if pair[0].born <= last.born < pair[0].said] for last, _ in there
-    ]
+    there = [one for one in reports if one.gpu == gpu]
+    groups = [[one for one in there if one.born <= last.born < one.said] for last in there]
     return max(groups, key=_reserved)
 
 
-def _reserved(reports: list[tuple[Message, Report]]) -> int:
-    return sum(report.reserved for _, report in reports)
+def _reserved(reports: list[Message]) -> int:
+    return sum(one.report.reserved for one in reports if one.report)
 
 
 def _pass_on(answer: Answer, outcome: Outcome) -> NoReturn:
-    if isinstance(outcome.answer, Report):
-        answer.report(outcome.answer)
     if outcome.answer is not None:
-        answer.refuse(outcome.answer.why, late=outcome.answer.late)
+        answer.give(outcome.answer)
     if os.WIFSIGNALED(outcome.status):
         number = os.WTERMSIG(outcome.status)
         if number != signal.SIGKILL:

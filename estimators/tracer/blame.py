@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .answering import Stop, chain, is_own, one_line, place_of, text_of
+from .answering import chain, is_own, one_line, place_of, text_of
 from .foreign import list_imports
+from .report import Stop
 
 if TYPE_CHECKING:
     from .recording import Recorder
@@ -59,9 +60,9 @@ def judge(error: BaseException, why: str, recorder: Recorder, rest: Ending) -> S
     with contextlib.suppress(Exception):  # of its own making
         crash = own_crash(error)
         certain = certain or (bool(crash) and is_certain(error))
-    firm = (
-        error is recorder.refused or isinstance(error, _FIRM) or _raiser(error) in ("torch", _OWN)
-    )
+    raiser = _raiser(error)
+    firm = _package(raiser) == "torch" or raiser == f"{__package__}.checkpoints"
+    firm = firm or error is recorder.refused or isinstance(error, _FIRM)
     firm = firm or bool(_OF_SHAPES.match(text_of(error)))
     if rest.begun and _is_of_shortness(error):
         firm = certain = False
@@ -168,7 +169,7 @@ def _could_be_own(error: BaseException) -> bool:
         return type(error) in _PATHS and bool(is_path)
     if isinstance(error, ImportError):
         return _package(error.name or "") != "torch"
-    if _raiser(error) == _OWN:
+    if _package(_raiser(error)) == _OWN:
         # An operator that fails raises one of these; anything else is a fault of the tracer.
         return isinstance(error, (RuntimeError, IndexError))
     frame = _innermost(error)  # a library that looks for a GPU in a way of its own finds none
@@ -176,9 +177,9 @@ def _could_be_own(error: BaseException) -> bool:
 
 
 def _raiser(error: BaseException) -> str:
-    """The package whose code raised it; "" if none did."""
+    """The module whose code raised it; "" if none did."""
     frame = _innermost(error)
-    return _package(str(frame.f_globals.get("__name__"))) if frame is not None else ""
+    return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 
 def _package(module: str) -> str:

@@ -31,6 +31,7 @@ from estimators.tracer.command import (
     take_options,
     unwrap,
 )
+from estimators.tracer.report import ANSWER_FD, No
 
 MOST_STEPS = 8  # of shell scripts that run shell scripts
 KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
@@ -158,10 +159,7 @@ def start(argv: Sequence[str], env: dict[str, str]) -> None:
 
 def refuse(why: str) -> None:
     """Answer as the tracer would. Does not return."""
-    from estimators.tracer.answering import ANSWER_FD
-    from estimators.tracer.report import refusal
-
-    os.write(ANSWER_FD, refusal(why))
+    os.write(ANSWER_FD, No(why).dumps())
     os._exit(1)
 
 

@@ -6,9 +6,10 @@ Types are written as Python 3.8 evaluates them: `loads` reads them.
 import functools
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Dict, Optional, Sequence, Tuple, Union, get_args, get_origin, get_type_hints
 
+ANSWER_FD = 3
 LONGER = "`carma estimate --within SECONDS` waits longer"
 MOST_LETTERS = 1000
 MOST_BYTES = 1 << 60
@@ -160,23 +161,67 @@ def together(reports: Sequence[Report]) -> Report:
 
 @dataclass(frozen=True)
 class No:
-    """Why there is no report."""
+    """Why there is no report: what is sent instead."""
 
     why: str
     late: bool = False  # its time was up
     crash: str = ""  # completes "your script stops …", if that is why, as it would be on a GPU
 
+    def dumps(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
 
-def refusal(why: str, *, late: bool = False, crash: str = "") -> bytes:
-    """What is sent instead of a report."""
-    return json.dumps({"refused": asdict(No(why, late, crash))}).encode()
+
+@dataclass(frozen=True)
+class Stop:
+    """How an attempt ended other than by the tracer's will."""
+
+    why: str  # for a refusal
+    crash: str = ""  # completes "your script stops …", if it would, had a GPU the same values
+    certain: bool = False  # whatever was made up
+    provable: bool = False  # by attempts with other answers that stop as well
+    asked: Dict[str, bool] = field(default_factory=dict)  # as in `Choices`
+    skipped: bool = False  # passes were left out
+    progress: int = 0  # operators until then
+    assumed: str = ""  # what may have caused it
+
+
+@dataclass(frozen=True)
+class Message:
+    """A line that a process of an attempt writes: its answer, or that it is at work."""
+
+    is_first: bool  # it is the process that runs the script
+    born: float  # when it put something on a GPU: by the monotonic clock, as `said`
+    said: float
+    own_s: float  # of a processor
+    gpu: str  # as CUDA_VISIBLE_DEVICES names it; "": it has put nothing on a GPU
+    trains: bool  # it has an optimizer
+    report: Optional[Report] = None
+    no: Optional[No] = None
+    stop: Optional[Stop] = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is more than a helper, which may fail."""
+        return self.is_first or bool(self.gpu)
+
+    @property
+    def steps(self) -> int:
+        return self.report.steps if self.report else 0
+
+    def dumps(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def loads(text: bytes) -> Union[Report, No]:
     """The report, or why there is none. Raises ValueError for anything else."""
+    answer: Union[Report, No] = read(No if text.startswith(b'{"why"') else Report, text)
+    return answer
+
+
+def read(kind: Any, text: bytes) -> Any:
+    """Raises ValueError for anything else than a `kind`."""
     try:
-        fields = json.loads(text)
-        return _read(No, fields["refused"]) if "refused" in fields else _read(Report, fields)
+        return _read(kind, json.loads(text))
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a tracer's report: {error}") from error
 
@@ -185,8 +230,7 @@ _find_hints = functools.lru_cache(maxsize=None)(get_type_hints)
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """What was sent as a `kind`, within limits, as a script may forge it. What may be raised,
-    `loads` handles."""
+    """What was sent as a `kind`, within limits, as a script may forge it."""
     of, kinds = get_origin(kind), get_args(kind)
     if of is Union:  # Optional
         return None if value is None else _read(kinds[0], value)

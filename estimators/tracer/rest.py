@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 import torch
 
 from . import device
-from .answering import Answer, Stop
+from .answering import Answer
 from .loaders import Loaders
 from .recording import Recorder
 from .replay import Replays
-from .report import PHASES, TIME_UP, Report, Rest
+from .report import PHASES, TIME_UP, Report, Rest, Stop
 
 TRAINING, EVALUATION, LARGEST = "training", "evaluation", "largest batch"
 OWN_S, WALL_S = 10.0, 20.0  # at most: of a processor, by the clock; unless more is allowed
@@ -145,4 +145,4 @@ class Ending:
             seconds=self._answer.clock.seconds,
             rest=Rest(phases, why),
         )
-        self._answer.report(device.within_memory(report, recorder), stop)
+        self._answer.give(device.within_memory(report, recorder), stop)

@@ -45,8 +45,8 @@ from . import (
     substitutes,
     tensors,
 )
-from .answering import Answer, Clock, Stop, offline, one_line, what_went_wrong
-from .attempts import explore
+from .answering import Answer, offline, one_line, what_went_wrong
+from .attempts import STEPS, explore
 from .blame import judge, stop
 from .choices import Deceit, Plan
 from .command import Options
@@ -55,12 +55,11 @@ from .modules import Attribution, Layers
 from .recording import Recorder
 from .replay import Replays
 from .replay import report as report_of
-from .report import LONGER, Report
+from .report import LONGER, Report, Stop
 from .rest import Ending, Phases
 from .shortcuts import PASSES, Repeats
 from .swallowed import Swallowed
 
-STEPS = 2
 _AFTER_FORK = "autograd's threading in combination with fork"  # PyTorch trains in no such process
 PARTLY = "a process that was started after a backward pass counts as far as its own first one"
 ENOUGH = 12
@@ -73,13 +72,12 @@ MAGIC = re.compile(r"^(\s*)(?:[%!].*|(?:[\w, ]+=\s*)[!%].*|\?.*|[\w.]+\?+\s*)$",
 class Steps:
     """Counts the steps of each optimizer."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.by_hand = True  # there has been no optimizer
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
             self.by_hand = False
@@ -112,7 +110,7 @@ class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         """Raises Unfit."""
         self._options, self._answer = options, answer
-        self._steps = Steps(answer.clock)
+        self._steps = Steps()
         imports.spare()
         substitutes.give_zeros()
         self.recorder = Recorder()
@@ -174,6 +172,10 @@ class Trace:
     @property
     def own_s(self) -> float:
         return self._answer.clock.own_s
+
+    @property
+    def steps(self) -> int:
+        return self._steps.rounds
 
     def begin_process(self, own_s: float) -> None:
         """Call this in one that was just forked. `own_s`: the clock's before."""
@@ -251,7 +253,6 @@ class Trace:
         last = self._steps.count(optimizer, self._answer.is_half_over)
         self._repeats.note_step()
         self.recorder.label_optimizer(optimizer)
-        self._answer.steps = self._steps.rounds
         if self._steps.rounds > before:
             self.recorder.mark(f"step{self._steps.rounds}")
         if last and not self._rest.begun:
@@ -273,10 +274,7 @@ class Trace:
         """Why to refuse a script that computes with another framework, and not with torch."""
         if self.recorder.events or self._answer.clock.own_s < FOREIGN_S:
             return ""
-        used = foreign.find_imported()
-        return (
-            "" if not used or foreign.is_torch_named() else f"it uses {used}, and {foreign.ADVICE}"
-        )
+        return "" if foreign.is_torch_named() else _foreign()
 
     def finish(self) -> NoReturn:
         """Answer with the report: the script has come to its end."""
@@ -289,7 +287,7 @@ class Trace:
             why = f"{told.note}; what follows is unknown"
             self._answer.stop(stop(why, recorder, self._rest))
         if not recorder.has_allocated:
-            self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
+            self._answer.refuse(": ".join(filter(None, ("it put nothing on a GPU", _foreign()))))
         if not steps:
             lacks = "" if self._repeats.passed else " or a backward pass"
             recorder.note_first(
@@ -305,13 +303,13 @@ class Trace:
             )
         early = steps < STEPS and not self._steps.by_hand
         ended = stop("it took no two steps", recorder, self._rest) if early else None
-        self._answer.report(self._report()[0], ended)
+        self._answer.give(self._report()[0], ended)
 
     def _go_on(self) -> None:
         """All that is asked about training is known."""
         report, run = self._report()
         if not self._options.rest_s:
-            self._answer.report(report)
+            self._answer.give(report)
         self._rest.begin(report, run)
 
     def _report(self) -> tuple[Report, Replays]:
@@ -349,7 +347,7 @@ class Trace:
                 if self._rest.begun:  # the process that was waited for
                     self._rest.end(PARTLY)
                 if part := self.find_part(PARTLY):
-                    self._answer.report(part)
+                    self._answer.give(part)
                 self._answer.leave()
             if isinstance(error, MemoryError) or "can't allocate memory" in text:
                 mib = self._options.host_memory_mib
@@ -370,20 +368,21 @@ class Trace:
 
     def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
-        self._answer.keep(_with_note(report, f"there was no time to explain it: {LONGER}"))
+
+        def noted(note: str) -> Report:
+            return replace(report, notes=(*report.notes, note))
+
+        self._answer.keep(noted(f"there was no time to explain it: {LONGER}"))
         try:
             return with_explanation(report, self.recorder, attribution)
         except Exception as error:  # noqa: BLE001 - else it would pass for the script's own
-            return _with_note(report, f"it cannot be explained: {error!r:.200}")
+            return noted(f"it cannot be explained: {error!r:.200}")
 
 
-def _with_note(report: Report, note: str) -> Report:
-    return replace(report, notes=(*report.notes, note))
-
-
-def _without_torch() -> str:
+def _foreign() -> str:
+    """Which other framework it uses; "" if none."""
     used = foreign.find_imported()
-    return f": it uses {used}, and {foreign.ADVICE}" if used else ""
+    return f"it uses {used}, and {foreign.ADVICE}" if used else ""
 
 
 def _execute(words: list[str]) -> None:

@@ -15,7 +15,7 @@ from carmad.config import Settings
 from carmad.plugin import Estimate, JobSpec, Refusal, Server, Trial
 from estimators.auto import auto
 from estimators.history import WRITTEN
-from estimators.tracer.report import refusal
+from estimators.tracer.report import No
 from tests.here import Here
 from tests.reports import a_report
 
@@ -65,7 +65,7 @@ def test_history_of_an_older_script_is_believed_less_than_a_trace(tmp_path: Path
     assert [other.mib for other in traced.others if other.source == "history"] == [7000]
     assert "no history: train.py was changed after all 4 runs" in traced.notes
 
-    failed = Trial(refusal("it never imported torch"), "", code=0)
+    failed = Trial(No("it never imported torch").dumps(), "", code=0)
     guessed = estimated(Here(tmp_path / "answer", runs, failed), spec)
     assert (guessed.source, guessed.mib) == ("history", 7000)
     assert "no trace: it never imported torch" in guessed.notes
@@ -74,7 +74,7 @@ def test_history_of_an_older_script_is_believed_less_than_a_trace(tmp_path: Path
 def test_a_script_that_stops_by_itself_does_so_whatever_its_history_says(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     spec = a_spec(cwd=str(tmp_path))
-    broken = Trial(refusal("it stops", crash="at train.py:3: NameError: x"), "", code=0)
+    broken = Trial(No("it stops", crash="at train.py:3: NameError: x").dumps(), "", code=0)
     runs = [a_run(7000, cwd=str(tmp_path), ended_at=900.0)] * 4
     assert estimated(Here(tmp_path / "a", runs, broken), spec).crash.startswith("at train.py:3")
     refused = auto(Settings(), a_server(broken)).estimate(spec)
@@ -82,7 +82,7 @@ def test_a_script_that_stops_by_itself_does_so_whatever_its_history_says(tmp_pat
 
 
 def test_nobody_knows() -> None:
-    server = a_server(Trial(refusal("it never imported torch"), "", code=0))
+    server = a_server(Trial(No("it never imported torch").dumps(), "", code=0))
     answer = auto(Settings(), server).estimate(a_spec())
     assert isinstance(answer, Refusal)
     assert answer.source == "auto"

@@ -19,7 +19,7 @@ from estimators.look import TRACER, look, parse
 from estimators.tracer import command
 from estimators.tracer.command import FIND, Unreadable
 from estimators.tracer.find import resolve
-from estimators.tracer.report import Held, Report, loads, refusal
+from estimators.tracer.report import Held, No, Report, loads
 from estimators.tracer.shell import shebang
 from tests.here import Here
 from tests.reports import a_report
@@ -275,7 +275,7 @@ def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatc
     ("trial", "why"),
     [
         (Trial(b"", "", error="No such file: python"), "did not start: No such file: python"),
-        (Trial(refusal("it is a poem"), "", code=0), "it is a poem"),
+        (Trial(No("it is a poem").dumps(), "", code=0), "it is a poem"),
         (Trial(b'{"torch": "2.', "", code=0), "cut short"),
         (Trial(json.dumps({"torch": "2"}).encode(), "", code=0), "cut short"),
         (
@@ -296,7 +296,7 @@ def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
 
 
 def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:
-    trial = Trial(refusal("it took no optimizer step in 12 s", late=True), "", code=0)
+    trial = Trial(No("it took no optimizer step in 12 s", late=True).dumps(), "", code=0)
     answer = look(spec("python", "t.py"), Settings(), a_server(trial))
     assert isinstance(answer, Refusal)
     assert answer.late

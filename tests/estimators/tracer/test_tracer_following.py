@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from carmad.plugin import Refusal
-from estimators.tracer.answering import Message, Stop
-from estimators.tracer.attempts import Outcome, _outcome
-from estimators.tracer.report import loads, refusal
+from estimators.tracer.attempts import _outcome
+from estimators.tracer.report import Message, No, Report, Stop
 from estimators.tracer.script import PARTLY
 from tests.estimators.tracer.test_tracer_script import (
     job,
@@ -281,27 +280,24 @@ def test_deepspeed(job: Path) -> None:
 # -- what comes of their answers
 
 
-def message(answer: bytes, gpu: str = "0", born: float = 0.0, said: float = 9.0) -> Message:
-    return Message(False, born, said, 1.0, gpu, trains=True, answer=answer.decode())
+def message(answer: Report | No, gpu: str = "0", born: float = 0.0, said: float = 9.0) -> Message:
+    kind = "report" if isinstance(answer, Report) else "no"
+    return Message(False, born, said, 1.0, gpu, trains=True, **{kind: answer})
 
 
 def stop(why: str, gpu: str = "0", said: float = 9.0) -> Message:
     how = Stop(why, crash=f"at {why}")
-    return replace(message(refusal(why), gpu, said=said), stop=how)
-
-
-def outcome(*messages: Message) -> Outcome:
-    return _outcome([(one, loads(one.answer.encode())) for one in messages])
+    return replace(message(No(why), gpu, said=said), stop=how)
 
 
 def mib_of(*messages: Message) -> tuple[int, int]:
-    found = outcome(*messages).report
+    found = _outcome(list(messages)).report
     assert found
     return found.reserved // MIB, found.processes
 
 
-def reserved(mib: int, steps: int = 2) -> bytes:
-    return a_report(reserved=mib * MIB, steps=steps).dumps()
+def reserved(mib: int, steps: int = 2) -> Report:
+    return a_report(reserved=mib * MIB, steps=steps)
 
 
 def test_the_most_that_processes_hold_at_once() -> None:
@@ -316,14 +312,14 @@ def test_the_most_that_processes_hold_at_once() -> None:
 
 def test_who_stops_first_decides_unless_a_process_has_trained() -> None:
     child, parent = stop("a.py:3", said=4), stop("a.py:9", gpu="", said=5)
-    found = outcome(parent, child).stop
+    found = _outcome([parent, child]).stop
     assert found is not None and found.why == "a.py:3"
     assert mib_of(child, parent, message(reserved(300))) == (300, 1)
-    found = outcome(child, message(reserved(300, steps=0))).stop
+    found = _outcome([child, message(reserved(300, steps=0))]).stop
     assert found is not None and found.crash == "at a.py:3"
     ended = replace(message(reserved(300, steps=0)), is_first=True)
     assert mib_of(stop("no module", gpu=""), ended) == (300, 1)
-    assert outcome(child, ended).stop is not None
-    nothing = message(refusal("it put nothing on a GPU"), gpu="", said=3)
-    late = message(refusal("it took no step", late=True))
-    assert outcome(nothing, late).answer == loads(late.answer.encode())
+    assert _outcome([child, ended]).stop is not None
+    nothing = message(No("it put nothing on a GPU"), gpu="", said=3)
+    late = message(No("it took no step", late=True))
+    assert _outcome([nothing, late]).answer == late.no

@@ -976,12 +976,14 @@ def test_an_explanation_costs_no_estimate(explained: str, note: str, job: Path) 
 
 DEADLINE = """
 import sys, time
+from types import SimpleNamespace
 sys.path.insert(0, {root!r})
 from estimators.tracer.answering import Answer, Clock
 from estimators.tracer.command import Options
 from tests.reports import a_report
 answer = Answer(Clock(time.monotonic()), Options(3600, 0.8, 0.3, 1000))
 answer.keep(a_report(notes=("kept",)))
+answer.trace = SimpleNamespace(find_reason=str)
 answer.before_the_deadline()
 time.sleep(3600)
 """
@@ -1018,8 +1020,6 @@ assert (spent, clock.own_s) == (16.0, 0.0)
 work(5)
 import slow_to_import
 assert clock.own_s == 5.0
-import trains
-assert clock.own_s == 5.5
 """
 
 
@@ -1030,21 +1030,10 @@ def test_imports_take_no_time(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import inside\n" + work)
     (tmp_path / "inside.py").write_text(work)
     (tmp_path / "fails_to_import.py").write_text(work + "import not_there\n")
-    (tmp_path / "trains.py").write_text(
-        f"{work}__main__.clock.works()\n__main__.work(0.5)\nimport inside_too\n"
-    )
-    (tmp_path / "inside_too.py").write_text(work)
     script = tmp_path / "script.py"
     script.write_text(IMPORTS.format(root=str(SCRIPTS.parents[1])))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_script_may_train_in_an_import(job: Path) -> None:
-    (job.parent / "training.py").write_text(loop("while True: pass"))
-    why = refusal(job, written(job, "import training"), estimation=Estimation(within_s=2.0))
-    assert "no optimizer step" in why and "training.py:" in why
-    assert "(0 s of processor time)" not in why
 
 
 def test_children_neither_answer_nor_stay(job: Path) -> None:
