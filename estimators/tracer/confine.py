@@ -29,7 +29,7 @@ import sys
 from contextlib import suppress
 from typing import Any, List, Sequence, Tuple
 
-from .scratch import Tree
+from .scratch import FILE_BYTES, Tree
 
 # Switches off network access and tracking in libraries that have a variable for it, and threads
 # that move weights to the GPU, as only the main thread is traced.
@@ -49,7 +49,6 @@ ASKED = {
     "WANDB_MODE": "disabled",
 }
 GPUS = "CUDA_VISIBLE_DEVICES"  # seen: that CARMA chose some, or which ones the user did
-FILE_BYTES = 2**30
 NICE = 10
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, cast
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import device, scratch
+from . import device, imports, scratch
 from .answering import HIGH, exit_now, is_own, is_own_file
 from .command import ASSIGNMENT, PYTHON, Unreadable, interpreter, parse, unwrap, whole
 from .confine import ASKED, GPUS, NOWHERE, show_to_python
@@ -132,13 +132,11 @@ def install(trace: Trace) -> None:
     spawn = sys.modules["torch.multiprocessing.spawn"]
     spawn._wrap = lambda fn, i, args, error_file: fn(i, *args)  # type: ignore[attr-defined]
     _pass_on(pool.ExceptionWithTraceback)
+    imports.after_import(
+        "concurrent.futures.process", lambda module: _pass_on(module._ExceptionWithTraceback)
+    )
     for kind in (FakeTensor, torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)
-
-
-def patch_executor(module: Any, _: Any) -> None:
-    """The module concurrent.futures.process."""
-    _pass_on(module._ExceptionWithTraceback)
 
 
 def name_of_gpu(index: int) -> str:

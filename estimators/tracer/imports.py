@@ -1,5 +1,6 @@
-"""Stand-ins for modules that take long to import and are hardly needed: torch._dynamo, torch's
-symbolic shapes, sympy. Where more is asked of one, the real module is imported then.
+"""What is called before and after the script's imports; and stand-ins for modules that take long
+to import and are hardly needed: torch._dynamo, torch's symbolic shapes, sympy. Where more is asked
+of one, the real module is imported then.
 
 torch._dynamo takes as long to import as torch itself. When it makes fake tensors, PyTorch reads two
 settings from it and marks some functions; torchvision imports a function that it hardly calls.
@@ -10,9 +11,11 @@ an argument is a symbol.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, Callable
 
@@ -24,6 +27,8 @@ UTILS = f"{DYNAMO}.utils"
 SHAPES = "torch.fx.experimental.symbolic_shapes"
 SYMPY = "sympy"
 NO_SYMPY = "carma_sympy"  # no module of this name can be imported
+_before: list[Callable[[str], None]] = []
+_after: defaultdict[str, list[Callable[[Any], None]]] = defaultdict(list)
 
 
 class _StandIn(types.ModuleType):
@@ -82,17 +87,33 @@ _OF_DYNAMO = {
 }
 
 
-def watch(begin: Callable[[str], None], end: Callable[[str], None] = lambda _: None) -> None:
-    """Call these before and after each import of a module that is not there yet."""
+def before_imports(call: Callable[[str], None]) -> None:
+    """Call this with the name of each module that is about to be imported."""
+    _watch()
+    _before.append(call)
+
+
+def after_import(name: str, call: Callable[[Any], None]) -> None:
+    """Call this with a module once it has been imported."""
+    _watch()
+    _after[name].append(call)
+    if name in sys.modules:
+        call(sys.modules[name])
+
+
+@functools.lru_cache(maxsize=None)  # once
+def _watch() -> None:
     importlib_: Any = sys.modules["_frozen_importlib"]
     find = importlib_._find_and_load  # the interpreter calls it by this name
 
     def find_and_load(name: str, *args: Any) -> Any:
         if name in sys.modules:
             return find(name, *args)
-        begin(name)
+        for prepare in _before:
+            prepare(name)
         module = find(name, *args)
-        end(name)
+        for patch in _after.get(name, ()):
+            patch(sys.modules[name])
         return module
 
     importlib_._find_and_load = find_and_load
@@ -122,4 +143,4 @@ def spare() -> None:
         sys.modules[DYNAMO] = torch._dynamo = _StandIn(DYNAMO, **_OF_DYNAMO)
         # Nothing is compiled here.
         sys.modules[UTILS] = _StandIn(UTILS, is_compile_supported=lambda _: False)
-        watch(_import_whole)
+        before_imports(_import_whole)

@@ -10,8 +10,7 @@ import importlib.util
 import sys
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from . import imports, substitutes
 from .scratch import path_for_kernel
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from .recording import Recorder
 
 _HERE = Path(__file__).parent
-_Own = Mapping[str, Callable[[Any, "Tracer"], None]]
 
 
 class Tracer:
@@ -48,16 +46,12 @@ class Tracer:
 
 
 class _Patches:
-    def __init__(self, files: Sequence[Sequence[str]], tracer: Tracer, own: _Own) -> None:
+    def __init__(self, files: Sequence[Sequence[str]], tracer: Tracer) -> None:
         self._files, self._tracer = files, tracer
         self._unread = {library for library, _ in files}
-        # By the module that they patch.
-        self._patches: dict[str, list[Callable[..., None]]] = {name: [own[name]] for name in own}
         self._stand_ins: set[str] = set()
         for library in self._unread & sys.modules.keys():
             self._read(library)
-        for name in self._patches.keys() & sys.modules.keys():
-            self.apply(name)
 
     def prepare(self, name: str) -> None:
         """Call this before a module is imported."""
@@ -70,11 +64,6 @@ class _Patches:
             if spec.parent:
                 setattr(sys.modules[spec.parent], name.rpartition(".")[2], module)
 
-    def apply(self, name: str) -> None:
-        """Call this after it was imported."""
-        for patch in self._patches.get(name, ()):
-            patch(sys.modules[name], self._tracer)
-
     def _read(self, library: str) -> None:
         self._unread.remove(library)
         for path in (path for of, path in self._files if of == library):
@@ -84,7 +73,10 @@ class _Patches:
             stand_ins = declared.get("STAND_INS", {})
             self._stand_ins.update(stand_ins)
             for name, function in {**declared.get("PATCHES", {}), **stand_ins}.items():
-                self._patches.setdefault(name, []).append(partial(attempt, function))
+                imports.after_import(name, partial(self._patch, partial(attempt, function)))
+
+    def _patch(self, attempt: Callable[..., None], module: Any) -> None:
+        attempt(module, self._tracer)
 
     def _attempt(self, library: str, declared: Any, do: Callable[..., None], *args: Any) -> None:
         try:
@@ -114,9 +106,6 @@ def install(
     files: Sequence[Sequence[str]],
     recorder: Recorder,
     is_saved: Callable[[Any], bool] = lambda file: False,
-    own: _Own = MappingProxyType({}),
 ) -> None:
-    """`files`: of each patch, the library (a module) whose import has it read, and its file;
-    `own`: those of the tracer, to modules of PyTorch and of Python."""
-    patches = _Patches(files, Tracer(recorder, is_saved), own)
-    imports.watch(patches.prepare, patches.apply)
+    """`files`: of each patch, the library (a module) whose import has it read, and its file."""
+    imports.before_imports(_Patches(files, Tracer(recorder, is_saved)).prepare)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from . import imports
 from .command import whole
 from .recording import Recorder
 
@@ -79,9 +80,9 @@ def _buckets(parameters: list[Any], cap_mib: float) -> list[Any]:
     return [one[0].new_empty(sum(each.numel() for each in one)) for one in buckets]
 
 
-def launch(module: Any, _: Any) -> None:
-    """Patches torchrun, as the module torch.distributed.launcher.api: without an agent, the
-    processes of this machine are started at once; of functions, the first is called."""
+def _launch(module: Any) -> None:
+    """Patches torchrun: without an agent, the processes of this machine are started at once; of
+    functions, the first is called."""
 
     def elastic_launch(config: Any, entrypoint: Any, *_: Any) -> Callable[..., Any]:
         def start(*words: Any) -> Any:
@@ -129,6 +130,7 @@ def install(recorder: Recorder, leave: Callable[[], None]) -> None:
     nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # exchanges a few numbers
     if not torch.distributed.is_available():
         return
+    imports.after_import("torch.distributed.launcher.api", _launch)
     start = torch.distributed.init_process_group
 
     def init_process_group(

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
 KEPT_BYTES = 2 * 2**30  # with this much in its files, it is given no more of them
+FILE_BYTES = 2**30  # in one of them
 LINKS = 40  # followed for one path, as in Linux
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/shm is not real
@@ -285,8 +286,8 @@ class Tree:
             self._needs_parent(path)
         real = self._find(path) if there and not flags & os.O_TRUNC else os.devnull
         files = (node for node in list(self._nodes.values()) if isinstance(node, int))
-        kept = sum(os.fstat(fd).st_blocks * 512 for fd in files)
-        if kept + _stat(real).st_size >= KEPT_BYTES:
+        kept, size = sum(os.fstat(fd).st_blocks * 512 for fd in files), _stat(real).st_size
+        if size > FILE_BYTES or kept + size >= KEPT_BYTES:
             raise _error(errno.ENOSPC)
         self.changed()
         fd = os.memfd_create(posixpath.basename(path)[-200:])

@@ -125,15 +125,7 @@ class Trace:
         sockets.install(self._refuse_network)
         kept = checkpoints.Checkpoints(self.recorder)
         kept.install()
-        patching.install(
-            options.patches,
-            self.recorder,
-            kept.has,
-            {
-                "concurrent.futures.process": following.patch_executor,
-                "torch.distributed.launcher.api": ranks.launch,
-            },
-        )
+        patching.install(options.patches, self.recorder, kept.has)
         self._repeats = Repeats(self.recorder, self._before_call, self._after_pass)
         self._repeats.install()
         register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))

@@ -4,7 +4,6 @@ the patch changes of it stands for it."""
 from __future__ import annotations
 
 import importlib
-import sys
 import textwrap
 from importlib.util import find_spec
 from pathlib import Path
@@ -143,8 +142,6 @@ def test_each_module_of_a_zip_file_is_patched_once_or_not_at_all(
     with ZipFile(library, "w") as packed:
         for name in ("__init__", "a", "b", "c"):
             packed.writestr(f"carma_zip/{name}.py", "n = 1")
-    importlib_: Any = sys.modules["_frozen_importlib"]
-    monkeypatch.setattr(importlib_, "_find_and_load", importlib_._find_and_load)
     monkeypatch.syspath_prepend(library)
     recorder: Any = SimpleNamespace(note=notes.append)
     patching.install([("carma_zip", str(patch))], recorder)
