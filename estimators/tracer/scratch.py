@@ -7,9 +7,9 @@ Nothing real is made, changed or removed.
 
 This is done in the functions of `os` that take a path, and in `open`. Programs that it starts, C
 code that opens paths by itself, and `io.FileIO` see the real tree only, unless they are given the
-path from `path_for_kernel`; so do paths of bytes. With Landlock they can write nothing there;
-without it programs are refused, but such C code is not stopped (see `confine`). Hard links and
-os.truncate see the real tree as well, and are refused.
+path from `path_for_kernel`; so does `os.scandir` of bytes. With Landlock they can write nothing
+there; without it programs are refused, but such C code is not stopped (see `confine`). Hard links
+and os.truncate see the real tree as well, and are refused.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Tree:
     def _path(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> str | None:
         """Absolute, through the script's own links, the last name itself only if it is to `follow`;
         None for what is left to the kernel."""
-        text = path if isinstance(path, int) else os.fspath(path)
-        if not text or not isinstance(text, str):
+        text = "" if path is None or isinstance(path, int) else os.fsdecode(path)
+        if not text:
             return None
         if dir_fd is not None:
             text = posixpath.join(_readlink(f"/proc/self/fd/{dir_fd}"), text)
@@ -220,10 +220,12 @@ class Tree:
         return _readlink(node)
 
     def listdir(self, path: Any = ".") -> list[Any]:
+        if isinstance(path, bytes):
+            return [os.fsencode(name) for name in self.listdir(os.fsdecode(path))]
         return [entry.name for entry in self.scandir("." if path is None else path)]
 
     def scandir(self, path: Any = ".") -> Any:
-        own = self._path(path)
+        own = None if isinstance(path, bytes) else self._path(path)
         if own is None:
             return _scandir(path)
         node, shown = self._find(own), os.fspath(path)

@@ -129,6 +129,10 @@ def test_what_is_written_can_be_read(place: Path) -> None:
             assert file.write(b"x") == 1
         (out / "touched").touch()
         assert (out / "touched").exists()
+        with open(b"out/run 1/events", "ab") as file:  # as TensorBoard's writer does
+            file.write(b"x")
+        assert os.path.getsize(b"out/run 1/events") == 1
+        assert sorted(os.listdir(b"out/run 1")) == [b"args.json", b"events", b"touched"]
         """
     shadowed(program, place)
 
