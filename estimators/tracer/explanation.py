@@ -86,7 +86,6 @@ class _Case:
         self._recorder, self._chosen, self._film = recorder, chosen, film
         self._events, self._convs, self._kinds = recorder.events, recorder.convs, recorder.kinds
         self._modules, self._origins = attribution.modules, attribution.origins
-        self._given = film.given
         live = set()
         for what, how in self._events[: film.peak + 1]:
             live.add(what) if how != -1 else live.discard(what)
@@ -95,7 +94,7 @@ class _Case:
 
     def _of(self, part: str) -> dict[int, int]:
         """The storages of a part, with their bytes."""
-        given = self._given.items()
+        given = self._film.given.items()
         return {id: n for id, (n, of) in given if of == part and isinstance(id, int)}
 
     def holders(self) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
