@@ -86,7 +86,7 @@ class Replay:
         self._recording = recording
         self._rest = "activations"  # what storages without a kind are for
         self._tuned: set[Conv] = set()
-        self.live: dict[Any, tuple[int, str]] = {}  # bytes and part
+        self._live: dict[Any, tuple[int, str]] = {}
         self._floor = self._reserved = 0
         self._faketensor: int | None = None
         self._searched = 0  # most that was reserved during a search for an algorithm
@@ -125,7 +125,7 @@ class Replay:
 
     def allocate(self, name: Any, nbytes: int, part: str) -> None:
         self.allocator.allocate(name, nbytes)
-        self.live[name] = nbytes, part
+        self._live[name] = nbytes, part
         self.parts[part] += nbytes
         self.in_use += nbytes
         self._floor = max(self._floor, self.in_use - self.parts["workspace"])
@@ -142,7 +142,7 @@ class Replay:
 
     def _release(self, name: Any) -> None:
         self.allocator.release(name)
-        nbytes, part = self.live.pop(name)
+        nbytes, part = self._live.pop(name)
         self.parts[part] -= nbytes
         self.in_use -= nbytes
 
@@ -159,7 +159,7 @@ class Replay:
         self._release("conv")
 
     def _pad(self, nbytes: int) -> None:
-        held, _ = self.live.get("images", (0, ""))
+        held, _ = self._live.get("images", (0, ""))
         if nbytes > held:
             if held:
                 self._release("images")
