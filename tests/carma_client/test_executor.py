@@ -16,7 +16,8 @@ import pytest
 from carma_client import Client, Executor, JobFailed, Refused
 from carma_client.executor import LOOK_S
 from tests.attack.users import HOSTILE, needs_root
-from tests.daemon import NO_KERNELS, ROOT, Carmad, running
+from tests.carma_client.test_python_client import carmad, client
+from tests.daemon import NO_KERNELS, ROOT, running
 from tests.functions import (
     add,
     fail,
@@ -29,19 +30,7 @@ from tests.functions import (
 from tests.pythons import find_python
 from tests.waiting import PATIENCE_S, until
 
-
-@pytest.fixture(scope="module")
-def carmad(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Carmad]:
-    with running(tmp_path_factory.mktemp("carmad"), **NO_KERNELS) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(carmad: Carmad, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """In the daemon's folder, with a cache of its own."""
-    monkeypatch.chdir(carmad.work)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(carmad.folder / "cache"))
-    return Client(carmad.socket)
+__all__ = ["carmad", "client"]
 
 
 @pytest.fixture
