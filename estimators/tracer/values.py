@@ -8,6 +8,7 @@ another.
 """
 
 from functools import lru_cache
+from math import isinf
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -43,6 +44,7 @@ _SETTLED = {
     aten.bitwise_or: True,
     aten.logical_or: True,
 }
+_COMPARES = (aten.eq, aten.ne)
 # A gradient scaler's search for infinite gradients: none is found.
 _SCALER = getattr(aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 _CHANGED = frozenset(("running_mean", "running_var"))  # by all batch norms: not all schemas tell
@@ -181,6 +183,12 @@ class Values:
         return value
 
     def _settle(self, func: Any, args: Any, out: Any) -> Any:
+        if func.overloadpacket in _COMPARES and (
+            args[1] is args[0] or (type(args[1]) is float and isinf(args[1]))
+        ):  # `isfinite`, `isnan` and `isinf` come here as that: numbers are finite
+            is_equal = args[1] is args[0]
+            holds = is_equal is (func.overloadpacket is aten.eq)
+            return torch.full(out.shape, holds, device=_CPU)
         by = _SETTLED.get(func.overloadpacket)
         if by and out.dtype is not torch.bool:
             return None
