@@ -94,7 +94,7 @@ class Choices:
             for one in (place, line):
                 self.asked.pop(one, None)
                 self.asked[one] = is_number
-        if self.plan.flipped.isdisjoint((line, place)):
+        if len(self.plan.flipped & {line, place}) != 1:  # a line's other answer, but for one
             return usual
         if _text(path, number).startswith("while "):  # the first ends after turns, others after one
             self._turns[place] += 1
@@ -174,9 +174,11 @@ def _is_repeated(path: str, number: int) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _text(path: str, number: int) -> str:
-    """The statement at a line, as one line; of one that contains others, its head."""
+    """The statement at a line, as one line; of one that contains others, its head. The line itself
+    if there are several."""
     statement = _statement(path, number)
-    return ast.unparse(statement).partition("\n")[0] if statement else ""
+    text = ast.unparse(statement) if statement else linecache.getline(path, number).strip()
+    return text.partition("\n")[0]
 
 
 def _statement(path: str, number: int) -> ast.stmt | None:
