@@ -64,9 +64,9 @@ def judge(error: BaseException, why: str, recorder: Recorder, rest: Ending) -> S
     firm = _package(raiser) == "torch" or raiser == f"{__package__}.checkpoints"
     firm = firm or error is recorder.refused or isinstance(error, _FIRM)
     firm = firm or bool(_OF_SHAPES.match(text_of(error)))
-    if rest.begun and _is_of_shortness(error):
-        firm = certain = False
     numbers = rest.begun or any(rest.asked.values())
+    if (numbers and _lacks_value(error)) or (rest.begun and _lacks_file(error)):
+        firm, certain = False, certain and not rest.begun
     provable = not recorder.deceived and (firm or not numbers)
     return stop(why, recorder, rest, crash=crash, certain=certain, provable=provable)
 
@@ -116,14 +116,18 @@ def is_certain(error: BaseException) -> bool:
     return isinstance(error, SyntaxError)
 
 
-def _is_of_shortness(error: BaseException) -> bool:
-    """Whether an error in the rest of a run may come from loops that were cut short: data ended
-    that never do, or something was never given a value, or never written."""
-    if isinstance(error, FileNotFoundError):  # unless there is no folder for what is written
-        frame = _innermost(error)
-        return frame is None or frame.f_code.co_name != "_needs_parent"
+def _lacks_value(error: BaseException) -> bool:
+    """Whether it may come from numbers that were made up, or from loops that were cut short: data
+    ended that never do, or something was never given a value."""
     never_given = isinstance(error, (StopIteration, UnboundLocalError))
     return never_given or bool(_MISSING.search(text_of(error)))
+
+
+def _lacks_file(error: BaseException) -> bool:
+    """Whether something may never have been written, unless there is no folder for it."""
+    frame = _innermost(error)
+    missing = isinstance(error, FileNotFoundError)
+    return missing and (frame is None or frame.f_code.co_name != "_needs_parent")
 
 
 def missing_torch(script: str) -> str:

@@ -8,16 +8,18 @@ For the rest there is no other answer (`Deceit`). Programs that it starts can wr
 what a forked process writes, only that sees (`following`). The network answers nobody (`sockets`).
 It may go on without them, and fail later for a reason that no longer shows.
 
-A value that is only printed decides nothing that comes later. What a line does with one is seen in
-its text. Of those that print, only lines count that have the whole call, such as
+A value that is only printed decides nothing that comes later. What a statement does with one is
+seen in its text. Of those that print, only those count that are no more than the call, such as
 `print(f"loss {loss.item():.3f}")`, and whose arguments neither keep what they get, nor fail for its
 value.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import linecache
-import math
+import logging
 import mmap
 import os
 import re
@@ -38,10 +40,10 @@ MANY = 64  # the same answers between two optimizer steps: a `while` may wait fo
 _BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 # The call of `print`, of a logger or of a progress bar.
 _PRINTS = re.compile(
-    r"\s*(?:print|(?:log|logger|logging|LOG|LOGGER)\.(?:debug|info|warning|error)"
-    r"|\w+\.set_(?:description|postfix))\((.*)\)\s*"
+    r"(?:print|(\w+)\.(?:debug|info|warning|error|set_description|set_postfix))\((.*)\)"
 )
 _DOES_MORE = re.compile(r"\bfile=|:=|;|/.*\(|\[[^\d'\"]")
+_SEVERAL = re.compile(" (and|or) ")
 _CALLS = re.compile(r"(\w+)\(")
 # Functions and methods that may be part of it. Those of the script's own are not meant: what these
 # ask for, they ask for in a line of their own.
@@ -53,8 +55,6 @@ _PURE = frozenset(
         *("is_bf16_supported", "mem_get_info", "perf_counter", "time"),
     )
 )
-_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
-_LOOP = re.compile(r"\s*(?:async )?(for|while)\b")
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,28 @@ class Choices:
         self._times: Counter[str] = Counter()  # that a place has asked since the last step
 
     def choose(self, usual: Any, other: Any) -> Any:
-        """The answer at this place of the program."""
-        place = _place()
-        known = self.asked.pop(place, None)
+        """The answer at this place of the program: a line, or one of several truth values that are
+        asked for there, which may have to differ."""
+        frame = _asking()
+        path, number = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+        line = place = f"{path}:{number}"
+        if frame and type(usual) is bool and _SEVERAL.search(_text(path, number)):
+            place = f"{frame.f_lasti}@{line}"
+        known = self.asked.get(line)
         is_number = known or type(usual) is not bool
-        if type(usual) is bool and (holds := _truth_for(place)) is not None:
+        if type(usual) is bool and (holds := _truth_for(path, number)) is not None:
             usual, other = holds, not holds
         else:
             self._times[place] += 1
-            if self._times[place] > MANY and self._times[place] % 2 and _is_repeated(place):
+            if self._times[place] > MANY and self._times[place] % 2 and _is_repeated(path, number):
                 usual, other = other, usual
         if known is not None or not is_only_printed():
-            self.asked[place] = is_number
-        if place not in self.plan.flipped:
+            for one in (place, line):
+                self.asked.pop(one, None)
+                self.asked[one] = is_number
+        if len(self.plan.flipped & {line, place}) != 1:  # a line's other answer, but for one
             return usual
-        if (
-            _line(place).lstrip().startswith("while ")
-        ):  # the first ends after turns, others after one
+        if _text(path, number).startswith("while "):  # the first ends after turns, others after one
             self._turns[place] += 1
             turns = self._turns[place] <= TURNS or self._turns[place] % 2
             return other if turns else usual
@@ -122,20 +127,15 @@ class Deceit:
             self._shared[0] = 1
 
 
-def _place() -> str:
-    """`/home/ann/train.py:12`: the innermost line that is neither PyTorch's nor the tracer's."""
+def _asking() -> FrameType | None:
+    """The innermost that is neither PyTorch's nor the tracer's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+    return frame
 
 
-# -- what a line does with a value
-
-
-def _line(place: str) -> str:
-    path, _, number = place.rpartition(":")
-    return linecache.getline(path, int(number or 0))
+# -- what a statement does with a value
 
 
 def is_only_printed() -> bool:
@@ -145,33 +145,58 @@ def is_only_printed() -> bool:
         frame = frame.f_back
     if frame is None:
         return False
-    said = _PRINTS.fullmatch(linecache.getline(frame.f_code.co_filename, frame.f_lineno))
-    return (
-        said is not None
-        and not _DOES_MORE.search(said[1])
-        and _PURE.issuperset(_CALLS.findall(said[1]))
-    )
+    said = _PRINTS.fullmatch(_text(frame.f_code.co_filename, frame.f_lineno))
+    if said is None or _DOES_MORE.search(said[2]):
+        return False
+    name = said[1] or "print"
+    thing = frame.f_locals.get(name, frame.f_globals.get(name))
+    known = type(thing).__module__.partition(".")[0] in ("logging", "tqdm") or thing is logging
+    return (known if said[1] else thing is None) and _PURE.issuperset(_CALLS.findall(said[2]))
 
 
-def _truth_for(place: str) -> bool | None:
+def _truth_for(path: str, number: int) -> bool | None:
     """What a truth value has to be for the assertion that reads it at this line to hold; None if
     there is no assertion, or it may want several."""
-    words = re.findall(r"\w+", _TEXT.sub("", _line(place)))
-    if words[:1] != ["assert"]:
+    statement = _statement(path, number)
+    if not isinstance(statement, ast.Assert):
         return None
-    if "not" not in words:
-        return True
-    return False if words.index("not") == 1 and words.count("not") == 1 else None
+    negations = sum(isinstance(node, ast.Not) for node in ast.walk(statement.test))
+    if negations:
+        return False if negations == 1 and isinstance(statement.test, ast.UnaryOp) else None
+    return True
 
 
-def _is_repeated(place: str) -> bool:
+def _is_repeated(path: str, number: int) -> bool:
     """Whether the innermost loop around the line is a `while`."""
-    path, _, number = place.rpartition(":")
-    depth = math.inf
-    for line in reversed(linecache.getlines(path)[: int(number or 0)]):
-        indent = len(line) - len(line.lstrip())
-        if line.strip() and indent < depth:
-            depth = indent
-            if loop := _LOOP.match(line):
-                return loop[1] == "while"
-    return False
+    loops = [one for one in _around(path, number) if isinstance(one, (ast.For, ast.While))]
+    return bool(loops) and isinstance(loops[-1], ast.While)
+
+
+@functools.lru_cache(maxsize=None)
+def _text(path: str, number: int) -> str:
+    """The statement at a line, as one line; of one that contains others, its head. The line itself
+    if there are several."""
+    statement = _statement(path, number)
+    text = ast.unparse(statement) if statement else linecache.getline(path, number).strip()
+    return text.partition("\n")[0]
+
+
+def _statement(path: str, number: int) -> ast.stmt | None:
+    """None if there are several at the line."""
+    *outer, last = (None, *_around(path, number))
+    return None if outer and outer[-1] and outer[-1].lineno == number else last
+
+
+@functools.lru_cache(maxsize=None)
+def _around(path: str, number: int) -> list[ast.stmt]:
+    """The statements that contain a line, the innermost last."""
+    return [one for one in _statements(path) if one.lineno <= number <= (one.end_lineno or 0)]
+
+
+@functools.lru_cache(maxsize=None)
+def _statements(path: str) -> list[ast.stmt]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]

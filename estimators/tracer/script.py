@@ -18,6 +18,7 @@ import asyncio
 import builtins
 import contextlib
 import json
+import os
 import re
 import runpy
 import sys
@@ -150,8 +151,8 @@ class Trace:
         recorder = self.recorder
         recorder.choices.plan, recorder.deceived = plan, Deceit()
         if plan.flipped:
-            lines = (place.rpartition(":") for place in sorted(plan.flipped))
-            places = ", ".join(f"{Path(path).name}{colon}{line}" for path, colon, line in lines)
+            lines = sorted({place.rpartition("@")[2] for place in plan.flipped})
+            places = ", ".join(line.rpartition(os.sep)[2] for line in lines)
             recorder.note(
                 f"what is read from the GPU at {places} decides: taken so that it goes on"
             )

@@ -12,11 +12,11 @@ MADE_FOR = "0.8"
 def keep(module: Any, tracer: Any) -> None:
     load_file = module.load_file
 
-    def load(filename: Any, device: Any = "cpu") -> Any:
+    def load(filename: Any, device: Any = "cpu", **options: Any) -> Any:
         saved = tracer.is_saved(filename)
-        return torch.load(filename, device) if saved else load_file(filename, device)
+        return torch.load(filename, device) if saved else load_file(filename, device, **options)
 
-    def save(tensors: Any, filename: Any, metadata: Any = None) -> None:
+    def save(tensors: Any, filename: Any, metadata: Any = None, **_: Any) -> None:
         torch.save(tensors, filename)
 
     tracer.replace(module, load_file=load, save_file=save)

@@ -310,7 +310,7 @@ def test_safetensors_are_saved_and_loaded(job: Path) -> None:
         for turn in range(2): step()
         from safetensors.torch import load_file, save_file
         save_file(model.state_dict(), "model.safetensors")
-        model.load_state_dict(load_file("model.safetensors", device="cuda"))
+        model.load_state_dict(load_file("model.safetensors", device="cuda", backend="mmap"))
         """
     seen = followed(job, loop(text))
     assert seen.rest is not None
