@@ -217,6 +217,59 @@ def test_links_are_links(place: Path) -> None:
     shadowed(program, place)
 
 
+def test_libraries_find_what_a_file_system_does(place: Path) -> None:
+    program = """
+        import bz2, os, shutil, threading
+        os.makedirs(b"made/in")
+        os.mkdir("other")
+        assert not os.path.samefile("made", "other")
+        os.symlink("in", b"made/link")
+        assert os.path.realpath(b"made/link") == os.fsencode(os.path.realpath("made/in"))
+        assert [folder for folder, *_ in os.walk(b"made")] == [b"made", b"made/in"]
+        shutil.copytree("made", "copied", symlinks=True)
+        assert os.path.islink("copied/link")
+        shutil.rmtree(b"copied")
+        shutil.move("made", "other")
+        with bz2.open("other/made/in/log", "wb") as file:
+            file.write(b"x")
+        os.link("other/made/in/log", "log")
+        assert bz2.open("log").read() == b"x"
+        entry = next(os.scandir("other"))
+        assert entry.inode() == os.stat("other/made").st_ino and not entry.is_junction()
+        folder = os.open("folder", os.O_RDONLY)
+        os.rename("inside.txt", "renamed", src_dir_fd=folder, dst_dir_fd=folder)
+        assert os.listdir("folder") == ["renamed"]
+        for names, number in ("log other", 21), ("other log", 20), ("other other/a", 22):
+            try:
+                os.rename(*names.split())
+            except OSError as error:
+                assert error.errno == number, (error, number)
+            else:
+                raise AssertionError
+        before = os.getcwd()
+        os.chdir("other")
+        assert os.getcwdb() == os.fsencode(f"{before}/other")
+        os.fchdir(folder)
+        assert os.getcwd() == f"{before}/folder"
+        errors = []
+        def work(name):
+            try:
+                for _ in range(40):
+                    open(f"{name}.tmp", "w").close()
+                    os.replace(f"{name}.tmp", name)
+                    os.remove(name)
+            except Exception as error:
+                errors.append(error)
+        threads = [threading.Thread(target=work, args=(str(n),)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        """
+    shadowed(program, place)
+
+
 def test_a_real_link_to_a_directory_can_be_removed(place: Path) -> None:
     (place / "latest").symlink_to("folder")
     program = """
