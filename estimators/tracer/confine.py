@@ -64,25 +64,26 @@ _REFER = 1 << 13
 # removexattrat, file_setattr, utime, utimes, futimesat, utimensat, truncate,
 # shmget, shmat, shmctl, semget, semop, semtimedop, semctl, msgget, msgsnd, msgrcv, msgctl,
 # mq_open, mq_unlink, add_key, request_key, keyctl,
-# io_uring_setup (it opens sockets without the syscall).
+# io_uring_setup (it opens sockets without the syscall); and to root: mount_setattr, sethostname,
+# settimeofday, clock_settime.
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED = {
     "x86_64": (
         *(41, 90, 91, 268, 452, 92, 94, 93, 260, 188, 189, 190, 197, 198, 199, 463, 466, 469),
         *(132, 235, 261, 280, 76, 29, 30, 31, 64, 65, 220, 66, 68, 69, 70, 71, 240, 241),
-        *(248, 249, 250, 425),
+        *(248, 249, 250, 425, 442, 170, 164, 227),
     ),
     "aarch64": (
         *(198, 52, 53, 452, 55, 54, 5, 6, 7, 14, 15, 16, 463, 466, 469),
         *(88, 45, 194, 196, 195, 190, 193, 192, 191, 186, 189, 188, 187, 180, 181),
-        *(217, 218, 219, 425),
+        *(217, 218, 219, 425, 442, 161, 170, 112),
     ),
 }
 # Refused to `is_alone`: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
-# pidfd_send_signal, setpgid, setsid, sethostname, settimeofday, clock_settime.
+# pidfd_send_signal, setpgid, setsid.
 _OUTWARD = {
-    "x86_64": (62, 200, 234, 129, 297, 424, 109, 112, 170, 164, 227),
-    "aarch64": (129, 130, 131, 138, 240, 424, 154, 157, 161, 170, 112),
+    "x86_64": (62, 200, 234, 129, 297, 424, 109, 112),
+    "aarch64": (129, 130, 131, 138, 240, 424, 154, 157),
 }
 # What is refused but for certain arguments: ioctl; prlimit64, sched_setparam, sched_setscheduler,
 # sched_setattr, sched_setaffinity, migrate_pages, move_pages of a process's own; setpriority,

@@ -50,6 +50,7 @@ FROM_C = {
     "c_msgctl": "allowed(libc.msgctl(-1, 0, None))",
     "c_semctl": "allowed(libc.semctl(-1, 0, 0))",
     "c_mq_unlink": "allowed(libc.mq_unlink(b'/none'))",
+    "c_mount_setattr": "allowed(libc.syscall(442, -1, None, 0, None, 0))",
     # The parent is outside. It is told what holds for it anyway.
     "limits": "core = resource.RLIMIT_CORE; resource.prlimit(up, core, resource.prlimit(up, core))",
     "cpus": "os.sched_setaffinity(up, os.sched_getaffinity(up))",
