@@ -287,9 +287,10 @@ class Tree:
 
     def open_file(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         """`open`: every path passes through `os.open`."""
-        if not isinstance(file, int) and len(args) < 6 and kwargs.get("opener") is None:
-            kwargs["opener"] = os.open
-        return _open(file, mode, *args, **kwargs)
+        opener = kwargs.pop("opener", None) if len(args) < 6 else args[5]
+        if opener is None and not isinstance(file, int):
+            opener = os.open
+        return _open(file, mode, *args[:5], opener=opener, **kwargs)
 
     def open(self, path: str, flags: int, mode: int = 0o777, **_: Any) -> int:
         node = self._find(path)

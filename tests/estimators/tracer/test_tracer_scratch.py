@@ -128,6 +128,8 @@ def test_what_is_written_can_be_read(place: Path) -> None:
         assert not os.path.isdir(name)
         with tempfile.TemporaryFile() as file:
             assert file.write(b"x") == 1
+        with open("all", "w", -1, None, None, None, True, None) as file:
+            file.write("x")
         (out / "touched").touch()
         assert (out / "touched").exists()
         with open(b"out/run 1/events", "ab") as file:  # as TensorBoard's writer does
