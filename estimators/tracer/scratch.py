@@ -290,7 +290,8 @@ class Tree:
         opener = kwargs.pop("opener", None) if len(args) < 6 else args[5]
         if opener is None and not isinstance(file, int):
             opener = os.open
-        return _open(file, mode, *args[:5], opener=opener, **kwargs)
+        real: Any = _open
+        return real(file, mode, *args[:5], opener=opener, **kwargs)
 
     def open(self, path: str, flags: int, mode: int = 0o777, **_: Any) -> int:
         node = self._find(path)

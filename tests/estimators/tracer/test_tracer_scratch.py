@@ -19,6 +19,14 @@ SHADOW = "scratch.Tree().install()\n"
 CONFINE = "confine.limit(4096, 60)\nkernel = confine.confine()\n"
 HOOK = "confine._landlock = lambda: False\nassert not confine.confine()\n"
 CONFINED, HOOKED = BEGIN + CONFINE, BEGIN + HOOK
+ODD_PATH = """
+import os, posix
+class Path(str):
+    def __eq__(self, other):
+        return True
+    __hash__ = None
+    startswith = __eq__
+"""
 # What each of these would leave behind, or reach, if nothing held it.
 DEEDS = {
     "write": "open('new', 'w')",
@@ -35,6 +43,10 @@ DEEDS = {
     "unix": "import socket; socket.socket(socket.AF_UNIX)",
     "netlink": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
     "child": "import subprocess; subprocess.run('echo >new', shell=True, check=True)",
+    "reopen": "import os; os.open(f'/proc/self/fd/{os.open(\"kept.txt\", 0)}', os.O_RDWR)",
+    "in_fd": "import os; os.open(f'/proc/self/fd/{os.open(\".\", 0)}/new', os.O_CREAT | os.O_RDWR)",
+    "odd_mkdir": ODD_PATH + "posix.mkdir(Path('new'))",
+    "odd_open": ODD_PATH + "posix.open(Path('new'), os.O_CREAT | os.O_RDWR)",
 }
 FROM_C = {
     "c_write": "assert libc.creat(b'new', 0o600) >= 0",
