@@ -80,7 +80,9 @@ def install(trace: Trace) -> None:
         given, command = bound.arguments, bound.arguments["args"]
         env = _decode(os.environ if given["env"] is None else given["env"])
         words = _python(command, given["shell"], env)
-        if words is not None:
+        if words is None:
+            given["cwd"] = given["cwd"] and scratch.path_for_kernel(given["cwd"])
+        else:
             flush()
             begin, cwd, before = prepare_fork(), given["cwd"], given["preexec_fn"]
 

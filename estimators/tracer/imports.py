@@ -105,6 +105,7 @@ def after_import(name: str, call: Callable[[Any], None]) -> None:
 def _watch() -> None:
     importlib_: Any = sys.modules["_frozen_importlib"]
     find = importlib_._find_and_load  # the interpreter calls it by this name
+    patched: dict[str, Any] = {}
 
     def find_and_load(name: str, *args: Any) -> Any:
         if name in sys.modules:
@@ -112,8 +113,10 @@ def _watch() -> None:
         for prepare in _before:
             prepare(name)
         module = find(name, *args)
-        for patch in _after.get(name, ()):
-            patch(sys.modules[name])
+        if name in _after and patched.get(name) is not sys.modules[name]:
+            patched[name] = sys.modules[name]  # its package may have imported it
+            for patch in _after[name]:
+                patch(sys.modules[name])
         return module
 
     importlib_._find_and_load = find_and_load

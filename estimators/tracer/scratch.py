@@ -7,9 +7,9 @@ Nothing real is made, changed or removed.
 
 This is done in the functions of `os` that take a path, and in `open`. Programs that it starts, C
 code that opens paths by itself, and `io.FileIO` see the real tree only, unless they are given the
-path from `path_for_kernel`; so does `os.scandir` of bytes. With Landlock they can write nothing
-there; without it programs are refused, but such C code is not stopped (see `confine`). Hard links
-and os.truncate see the real tree as well, and are refused.
+path from `path_for_kernel`. With Landlock they can write nothing there; without it programs are
+refused, but such C code is not stopped (see `confine`). os.truncate sees the real tree as well, and
+is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import glob
 import importlib
 import io
 import os
@@ -36,14 +37,18 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/shm is not real
 # Functions of `os`: their first argument is followed if it is a link, or is not.
 _FOLLOW = ("stat", "statvfs", "access", "chdir", "open")
-_DO_NOT = ("lstat", "readlink", "mkdir", "rmdir", "remove", "rename")
+_DO_NOT = ("lstat", "readlink", "mkdir", "rmdir", "remove", "rename", "link")
 _NO_MATTER = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr")
 
 _open, _fd_open, _stat, _lstat = builtins.open, os.open, os.stat, os.lstat
 _scandir, _access, _readlink = os.scandir, os.access, os.readlink
 _chdir, _getcwd, _statvfs = os.chdir, os.getcwd, os.statvfs
 _installed: list[Tree] = []
-DIRECTORY, GONE = object(), object()
+GONE = object()
+
+
+class Directory:
+    """One that the script made."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,15 @@ class Link:
 class Entry:
     """What `os.scandir` gives for what only the script has."""
 
-    def __init__(self, directory: str, name: str) -> None:
-        self.name, self.path = name, posixpath.join(directory, name)
+    def __init__(self, directory: Any, name: str) -> None:
+        self.name: Any = os.fsencode(name) if isinstance(directory, bytes) else name
+        self.path = posixpath.join(directory, self.name)
 
-    def __fspath__(self) -> str:
+    def __fspath__(self) -> Any:
         return self.path
+
+    def inode(self) -> int:
+        return os.lstat(self.path).st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         look = os.stat if follow_symlinks else os.lstat
@@ -72,6 +81,10 @@ class Entry:
 
     def is_symlink(self) -> bool:
         return posixpath.islink(self.path)
+
+    def is_junction(self) -> bool:
+        """Of Windows."""
+        return False
 
 
 class Entries(contextlib.ExitStack):
@@ -93,8 +106,8 @@ class Tree:
     name does, for an absolute path that is resolved as far as the script's own links go."""
 
     def __init__(self) -> None:
-        # What the script made, moved or removed: a memory file, a Link, DIRECTORY, the real path of
-        # what it moved here, or GONE. What is real at these paths and below them is hidden.
+        # What the script made, moved or removed: a memory file, a Link, a Directory, the real path
+        # of what it moved here, or GONE. What is real at these paths and below them is hidden.
         self._nodes: dict[str, Any] = {}
         self._cwd: str | None = None  # where the script went, if that is no real directory
         self.changed: Callable[[], None] = lambda: None  # called when something is
@@ -104,19 +117,26 @@ class Tree:
         _installed[:] = [self]
         functions = {name: self._function(name) for name in (*_FOLLOW, *_DO_NOT, *_NO_MATTER)}
         functions.update(unlink=functions["remove"], replace=functions["rename"])
+        functions.update(fchdir=functions["chdir"], getcwdb=lambda: os.fsencode(self.getcwd()))
         for name in ("listdir", "scandir", "symlink", "getcwd"):
             functions[name] = getattr(self, name)
         functions["listxattr"] = lambda path=None, **_: []
         keeper = getattr(pathlib, "_NormalAccessor", None)  # up to Python 3.10
         for name, function in functions.items():
+            if getattr(os, name, None) in os.supports_follow_symlinks:  # as shutil asks
+                os.supports_follow_symlinks.add(function)
             if hasattr(os, name):
                 setattr(os, name, function)
             if hasattr(keeper, name):
                 setattr(keeper, name, staticmethod(function))
+        globber = getattr(glob, "_StringGlobber", None)  # of pathlib in Python 3.13
+        if getattr(globber, "scandir", None) is _scandir:
+            globber.scandir = staticmethod(self.scandir)  # type: ignore[union-attr]
         builtins.open = io.open = self.open_file
         if keeper is not None and sys.version_info >= (3, 10):
             keeper.open = staticmethod(self.open_file)
-        for module in (shutil, tempfile):  # they keep functions of `os`, or what those can do
+        # These keep such functions, or what those can do.
+        for module in filter(None, (sys.modules.get("bz2"), shutil, tempfile)):
             importlib.reload(module)
 
     def _function(self, name: str) -> Callable[..., Any]:
@@ -128,14 +148,17 @@ class Tree:
         def call(path: Any = None, *args: Any, **kwargs: Any) -> Any:
             path = kwargs.pop("src", path)
             follow = kwargs.get("follow_symlinks", name not in _DO_NOT)
-            own = self._path(path, kwargs.get("dir_fd"), follow)
+            own = self._path(path, kwargs.get("dir_fd", kwargs.get("src_dir_fd")), follow)
             if own is None:
-                return None if is_left else real(path, *args, **kwargs)
+                found: Any = None if is_left else real(path, *args, **kwargs)
+                self._cwd = None if name == "chdir" else self._cwd
+                return found
             try:
-                return method(own, *args, **kwargs)
+                found = method(own, *args, **kwargs)
             except OSError as error:
                 error.filename = path
                 raise
+            return os.fsencode(found) if isinstance(path, bytes) and name == "readlink" else found
 
         return call
 
@@ -195,7 +218,11 @@ class Tree:
             return os.fstat(node)
         if isinstance(node, str):
             return _stat(node, follow_symlinks=follow_symlinks)
-        return _stat("/") if node is DIRECTORY else _lstat("/proc/self")  # which is a link
+        if isinstance(node, Link):
+            return _lstat("/proc/self")  # which is one
+        parts: Any = _stat("/").__reduce__()
+        mode, _, *values = parts[1][0]
+        return os.stat_result((mode, id(node), *values), parts[1][1])  # no other is the same
 
     def lstat(self, path: str, **_: Any) -> os.stat_result:
         return self.stat(path, follow_symlinks=False)
@@ -204,7 +231,10 @@ class Tree:
         """Of a file system: what only the script has counts as if it were in the nearest directory
         that is real."""
         self._find_there(path)
-        return _statvfs(next(p for p in (*_upwards(path), "/") if self._find(p) == p))
+        return _statvfs(self.nearest(path))
+
+    def nearest(self, path: str) -> str:
+        return next(p for p in (*_upwards(path), "/") if self._find(p) == p)
 
     def access(self, path: str, mode: int, **_: Any) -> bool:
         """What it may write here need not be writable there."""
@@ -220,12 +250,10 @@ class Tree:
         return _readlink(node)
 
     def listdir(self, path: Any = ".") -> list[Any]:
-        if isinstance(path, bytes):
-            return [os.fsencode(name) for name in self.listdir(os.fsdecode(path))]
         return [entry.name for entry in self.scandir("." if path is None else path)]
 
     def scandir(self, path: Any = ".") -> Any:
-        own = None if isinstance(path, bytes) else self._path(path)
+        own = self._path(path)
         if own is None:
             return _scandir(path)
         node, shown = self._find(own), os.fspath(path)
@@ -233,11 +261,12 @@ class Tree:
             raise _error(errno.ENOENT if node is GONE else errno.ENOTDIR, path)
         entries: list[Any] = []
         if isinstance(node, str):
-            as_shown = node == _absolute(_getcwd(), shown)
+            as_shown = node == _absolute(_getcwd(), os.fsdecode(shown))
             with _scandir(path if as_shown else node) as real:
                 # These know without a look what is a directory.
                 entries = [one if as_shown else Entry(shown, one.name) for one in real]
-        entries = [one for one in entries if posixpath.join(own, one.name) not in self._nodes]
+        places = (posixpath.join(own, os.fsdecode(one.name)) for one in entries)
+        entries = [one for one, place in zip(entries, places) if place not in self._nodes]
         inside = own.rstrip("/") + "/"
         made = (path for path, node in list(self._nodes.items()) if node is not GONE)
         names = (path[len(inside) :] for path in made if path.startswith(inside))
@@ -258,9 +287,11 @@ class Tree:
 
     def open_file(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         """`open`: every path passes through `os.open`."""
-        if not isinstance(file, int) and len(args) < 6 and kwargs.get("opener") is None:
-            kwargs["opener"] = os.open
-        return _open(file, mode, *args, **kwargs)
+        opener = kwargs.pop("opener", None) if len(args) < 6 else args[5]
+        if opener is None and not isinstance(file, int):
+            opener = os.open
+        real: Any = _open
+        return real(file, mode, *args[:5], opener=opener, **kwargs)
 
     def open(self, path: str, flags: int, mode: int = 0o777, **_: Any) -> int:
         node = self._find(path)
@@ -270,7 +301,7 @@ class Tree:
             node = self._adopt(path, flags)
         if node is GONE:
             raise _error(errno.ENOENT)
-        if node is DIRECTORY:
+        if isinstance(node, Directory):
             return os.memfd_create("directory")  # opened to be synced
         if isinstance(node, int):
             node = f"/proc/self/fd/{node}"
@@ -287,8 +318,10 @@ class Tree:
                 raise _error(errno.ENOENT)
             self._needs_parent(path)
         real = self._find(path) if there and not flags & os.O_TRUNC else os.devnull
-        files = (node for node in list(self._nodes.values()) if isinstance(node, int))
-        kept, size = sum(os.fstat(fd).st_blocks * 512 for fd in files), _stat(real).st_size
+        kept, size = 0, _stat(real).st_size
+        for file in list(self._nodes.values()):
+            with contextlib.suppress(OSError):  # another thread has removed it
+                kept += os.fstat(file).st_blocks * 512 if isinstance(file, int) else 0
         if size > FILE_BYTES or kept + size >= KEPT_BYTES:
             raise _error(errno.ENOSPC)
         self.changed()
@@ -299,7 +332,7 @@ class Tree:
         return fd
 
     def mkdir(self, path: str, *_: Any, **__: Any) -> None:
-        self._make(path, DIRECTORY)
+        self._make(path, Directory())
 
     def symlink(self, src: Any, dst: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
         path = self._path(dst, dir_fd, follow=False)
@@ -334,13 +367,25 @@ class Tree:
         if path == new:
             return
         self._needs_parent(new)
-        if stat.S_ISDIR(self._mode(new)) and self.listdir(new):
+        kind, there = stat.S_ISDIR(self._mode(path)), self._mode(new)
+        if path in _upwards(new):
+            raise _error(errno.EINVAL)
+        if there and stat.S_ISDIR(there) != kind:
+            raise _error(errno.ENOTDIR if kind else errno.EISDIR)
+        if there and kind and self.listdir(new):
             raise _error(errno.ENOTEMPTY)
         self._drop(new)
         node = self._find(path)
         inside = self._take(path)
         self._nodes.update((new + one[len(path) :], it) for one, it in inside.items())
         self._nodes[new] = node
+
+    def link(self, path: str, dst: Any, *, dst_dir_fd: int | None = None, **_: Any) -> None:
+        new = self._path(dst, dst_dir_fd, follow=False)
+        if new is None:
+            raise _error(errno.EPERM)
+        node = self._find_there(path)
+        self._make(new, os.dup(node) if isinstance(node, int) else node)
 
     def _drop(self, path: str) -> None:
         for node in self._take(path).values():
@@ -350,7 +395,7 @@ class Tree:
     def _take(self, path: str) -> dict[str, Any]:
         """Remove what is at a path; gives the nodes at it and below."""
         self.changed()
-        own = [one for one in self._nodes if path in _upwards(one)]
+        own = [one for one in list(self._nodes) if path in _upwards(one)]
         nodes = {one: self._nodes.pop(one) for one in own}
         if self._mode(path):
             self._nodes[path] = GONE
@@ -376,6 +421,8 @@ def path_for_kernel(path: Any) -> Any:
             return f"/proc/self/fd/{node}"
         if isinstance(node, str) and node != own:
             return node
+        if own and isinstance(node, Directory):  # it knows none: the nearest that is real
+            return tree.nearest(own)
     return path
 
 

@@ -139,6 +139,11 @@ def test_programs_and_pools_are_followed(job: Path) -> None:
     assert (found.steps, found.processes) == (2, 1) and found.floor >= 2 * LINEAR
 
 
+def test_a_program_may_be_started_in_a_folder_that_was_made(job: Path) -> None:
+    text = "os.mkdir('out'); subprocess.run(['pwd'], cwd='out', check=True); train('cuda')"
+    assert report(job, script(job, text)).steps == 2
+
+
 def test_processes_after_each_other_do_not_add_up_and_nobody_waits_for_ever(job: Path) -> None:
     text = """
         def work(queue):

@@ -19,6 +19,14 @@ SHADOW = "scratch.Tree().install()\n"
 CONFINE = "confine.limit(4096, 60)\nkernel = confine.confine()\n"
 HOOK = "confine._landlock = lambda: False\nassert not confine.confine()\n"
 CONFINED, HOOKED = BEGIN + CONFINE, BEGIN + HOOK
+ODD_PATH = """
+import os, posix
+class Path(str):
+    def __eq__(self, other):
+        return True
+    __hash__ = None
+    startswith = __eq__
+"""
 # What each of these would leave behind, or reach, if nothing held it.
 DEEDS = {
     "write": "open('new', 'w')",
@@ -35,6 +43,10 @@ DEEDS = {
     "unix": "import socket; socket.socket(socket.AF_UNIX)",
     "netlink": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
     "child": "import subprocess; subprocess.run('echo >new', shell=True, check=True)",
+    "reopen": "import os; os.open(f'/proc/self/fd/{os.open(\"kept.txt\", 0)}', os.O_RDWR)",
+    "in_fd": "import os; os.open(f'/proc/self/fd/{os.open(\".\", 0)}/new', os.O_CREAT | os.O_RDWR)",
+    "odd_mkdir": ODD_PATH + "posix.mkdir(Path('new'))",
+    "odd_open": ODD_PATH + "posix.open(Path('new'), os.O_CREAT | os.O_RDWR)",
 }
 FROM_C = {
     "c_write": "assert libc.creat(b'new', 0o600) >= 0",
@@ -50,6 +62,7 @@ FROM_C = {
     "c_msgctl": "allowed(libc.msgctl(-1, 0, None))",
     "c_semctl": "allowed(libc.semctl(-1, 0, 0))",
     "c_mq_unlink": "allowed(libc.mq_unlink(b'/none'))",
+    "c_mount_setattr": "allowed(libc.syscall(442, -1, None, 0, None, 0))",
     # The parent is outside. It is told what holds for it anyway.
     "limits": "core = resource.RLIMIT_CORE; resource.prlimit(up, core, resource.prlimit(up, core))",
     "cpus": "os.sched_setaffinity(up, os.sched_getaffinity(up))",
@@ -127,6 +140,8 @@ def test_what_is_written_can_be_read(place: Path) -> None:
         assert not os.path.isdir(name)
         with tempfile.TemporaryFile() as file:
             assert file.write(b"x") == 1
+        with open("all", "w", -1, None, None, None, True, None) as file:
+            file.write("x")
         (out / "touched").touch()
         assert (out / "touched").exists()
         with open(b"out/run 1/events", "ab") as file:  # as TensorBoard's writer does
@@ -213,6 +228,59 @@ def test_links_are_links(place: Path) -> None:
             os.remove(name)
             assert not os.path.lexists(name)
         assert os.listdir("folder") == ["inside.txt"]
+        """
+    shadowed(program, place)
+
+
+def test_libraries_find_what_a_file_system_does(place: Path) -> None:
+    program = """
+        import bz2, os, shutil, threading
+        os.makedirs(b"made/in")
+        os.mkdir("other")
+        assert not os.path.samefile("made", "other")
+        os.symlink("in", b"made/link")
+        assert os.path.realpath(b"made/link") == os.fsencode(os.path.realpath("made/in"))
+        assert [folder for folder, *_ in os.walk(b"made")] == [b"made", b"made/in"]
+        shutil.copytree("made", "copied", symlinks=True)
+        assert os.path.islink("copied/link")
+        shutil.rmtree(b"copied")
+        shutil.move("made", "other")
+        with bz2.open("other/made/in/log", "wb") as file:
+            file.write(b"x")
+        os.link("other/made/in/log", "log")
+        assert bz2.open("log").read() == b"x"
+        entry = next(os.scandir("other"))
+        assert entry.inode() == os.stat("other/made").st_ino and not entry.is_junction()
+        folder = os.open("folder", os.O_RDONLY)
+        os.rename("inside.txt", "renamed", src_dir_fd=folder, dst_dir_fd=folder)
+        assert os.listdir("folder") == ["renamed"]
+        for names, number in ("log other", 21), ("other log", 20), ("other other/a", 22):
+            try:
+                os.rename(*names.split())
+            except OSError as error:
+                assert error.errno == number, (error, number)
+            else:
+                raise AssertionError
+        before = os.getcwd()
+        os.chdir("other")
+        assert os.getcwdb() == os.fsencode(f"{before}/other")
+        os.fchdir(folder)
+        assert os.getcwd() == f"{before}/folder"
+        errors = []
+        def work(name):
+            try:
+                for _ in range(40):
+                    open(f"{name}.tmp", "w").close()
+                    os.replace(f"{name}.tmp", name)
+                    os.remove(name)
+            except Exception as error:
+                errors.append(error)
+        threads = [threading.Thread(target=work, args=(str(n),)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
         """
     shadowed(program, place)
 
