@@ -188,8 +188,8 @@ def _numbers(lines: bytes) -> dict[bytes, int]:
 
 
 class MemoryEvents:
-    """What has happened to the memory of a cgroup since this was made. `fd` is ready (POLLPRI) when
-    `look` should be called; -1: nobody counts."""
+    """What has happened to the memory of a cgroup, ever. `fd` is ready (POLLPRI) when `look` should
+    be called; -1: nobody counts."""
 
     def __init__(self, cgroup: str | None) -> None:
         self._cgroup = cgroup
@@ -198,7 +198,8 @@ class MemoryEvents:
             self.fd = os.open(f"{cgroup}/memory.events", os.O_RDONLY) if cgroup else -1
         except OSError:
             self.fd = -1
-        self._before = self._now = self._read()
+        self._now: dict[bytes, int] = {}
+        self.look()
 
     def look(self) -> None:
         found = self._read()
@@ -209,7 +210,7 @@ class MemoryEvents:
 
     def count(self, name: bytes) -> int | None:
         """How often that has happened. None: nobody counts."""
-        return self._now[name] - self._before.get(name, 0) if name in self._now else None
+        return self._now.get(name)
 
     def _read(self) -> dict[bytes, int]:
         # Reading from the open file is what makes it ready for the next event.

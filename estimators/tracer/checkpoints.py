@@ -36,7 +36,8 @@ class Checkpoints:
 
     def install(self) -> None:
         self._load, torch.load = torch.load, self.load
-        torch.save = self.save
+        self._load_script, torch.jit.load = torch.jit.load, self._load_scripted
+        torch.save = torch.jit.save = self.save
 
     @staticmethod
     def has(file: Any) -> bool:
@@ -76,6 +77,10 @@ class Checkpoints:
         if on_gpu is None:
             on_gpu = any(place.startswith("cuda") for place in places)
         return tree_map(_move_to_gpu, value) if on_gpu else value
+
+    def _load_scripted(self, file: Any, *args: Any, **kwargs: Any) -> Any:
+        """A scripted module that the script has saved was left as it is (see `tensors`)."""
+        return (self.load if self.has(file) else self._load_script)(file, *args, **kwargs)
 
     def _keep(self, part: Any) -> Any:
         """A description of a tensor, which does not keep it alive, or a copy of anything else."""

@@ -88,7 +88,7 @@ class Choices:
             usual, other = holds, not holds
         else:
             self._times[place] += 1
-            if self._times[place] > MANY and self._times[place] % 2 and _is_repeated(path, number):
+            if self._times[place] > MANY and self._times[place] % 2 and _is_repeated(frame):
                 usual, other = other, usual
         if known is not None or not is_only_printed():
             for one in (place, line):
@@ -166,10 +166,20 @@ def _truth_for(path: str, number: int) -> bool | None:
     return True
 
 
-def _is_repeated(path: str, number: int) -> bool:
-    """Whether the innermost loop around the line is a `while`."""
-    loops = [one for one in _around(path, number) if isinstance(one, (ast.For, ast.While))]
-    return bool(loops) and isinstance(loops[-1], ast.While)
+def _is_repeated(frame: FrameType | None) -> bool:
+    """Whether the innermost loop around the line that runs, or around the call of its function, is
+    a `while`."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        around = () if path.startswith(_BETWEEN) else _around(path, frame.f_lineno)
+        loop = None
+        for one in around:
+            if isinstance(one, (ast.For, ast.While, ast.FunctionDef)):
+                loop = None if isinstance(one, ast.FunctionDef) else one
+        if loop is not None:
+            return isinstance(loop, ast.While)
+        frame = frame.f_back
+    return False
 
 
 @functools.lru_cache(maxsize=None)

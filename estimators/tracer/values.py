@@ -9,7 +9,7 @@ another.
 
 from functools import lru_cache
 from math import isinf
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -44,7 +44,7 @@ _SETTLED = {
     aten.bitwise_or: True,
     aten.logical_or: True,
 }
-_COMPARES = (aten.eq, aten.ne)
+COMPARES = frozenset((aten.eq, aten.ne, aten.isnan, aten.isinf))
 # A gradient scaler's search for infinite gradients: none is found.
 _SCALER = getattr(aten, "_amp_foreach_non_finite_check_and_unscale_", None)
 _CHANGED = frozenset(("running_mean", "running_var"))  # by all batch norms: not all schemas tell
@@ -183,12 +183,9 @@ class Values:
         return value
 
     def _settle(self, func: Any, args: Any, out: Any) -> Any:
-        if func.overloadpacket in _COMPARES and (
-            args[1] is args[0] or (type(args[1]) is float and isinf(args[1]))
-        ):  # `isfinite`, `isnan` and `isinf` come here as that: numbers are finite
-            is_equal = args[1] is args[0]
-            holds = is_equal is (func.overloadpacket is aten.eq)
-            return torch.full(out.shape, holds, device=_CPU)
+        if func.overloadpacket in COMPARES:
+            holds = _compare_finite(func.overloadpacket, *args)
+            return None if holds is None else torch.full(out.shape, holds, device=_CPU)
         by = _SETTLED.get(func.overloadpacket)
         if by and out.dtype is not torch.bool:
             return None
@@ -205,6 +202,16 @@ class Values:
             kept = self._kept(tensor) if plain else None
             if kept is not None:
                 kept.value = None
+
+
+def _compare_finite(name: Any, one: Any, other: Any = None) -> Optional[bool]:
+    """What a comparison says of numbers that are finite; None if that depends on them. `isfinite`
+    comes as two: `x == x`, and `abs(x) != inf`."""
+    if name in (aten.isnan, aten.isinf):
+        return False
+    if other is one or (type(other) is float and isinf(other)):
+        return (other is one) is (name is aten.eq)
+    return None
 
 
 @lru_cache(maxsize=None)

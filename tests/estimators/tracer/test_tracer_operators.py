@@ -208,6 +208,11 @@ KNOWN = {
         F.cross_entropy(net(x), labels.to(torch.uint8)).backward()
         F.multi_margin_loss(net(x), labels).backward()
     """,
+    "finite numbers": """
+        y = net(x)
+        told = [y.isfinite().all(), y.isnan().any(), y.isinf().any(), torch.isfinite(y.sum())]
+        assert list(map(bool, told)) == [True, False, False, True]
+    """,
     "attention": """
         q = net(x).view(2, 4, 32, 64)
         from torch.nn.attention.bias import causal_lower_right
