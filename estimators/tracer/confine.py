@@ -30,7 +30,7 @@ import sys
 from contextlib import suppress
 from typing import Any, List, Sequence, Tuple
 
-from .scratch import FILE_BYTES, Tree
+from .scratch import FILE_BYTES, FileIO, Tree
 
 # Switches off network access and tracking in libraries that have a variable for it, and threads
 # that move weights to the GPU, as only the main thread is traced.
@@ -220,6 +220,7 @@ _EVENTS = {
     "socket.__new__": "opens no sockets",
 }
 NOWHERE = "/dev/null/program"  # `following` runs one in the process that would become this
+_BY_OS_OPEN = (Tree.open_file.__code__, FileIO.__init__.__code__)
 _FD = re.compile(r"/proc/self/fd/\d+")
 
 
@@ -230,8 +231,8 @@ def _refuse(event: str, args: Any) -> None:
         path, mode, flags = args
         if isinstance(path, int) or not (flags or 0) & WRITES:
             return
-        if mode is not None and sys._getframe(1).f_code is Tree.open_file.__code__:
-            return  # it has os.open do it, which is asked here as well
+        if mode is not None and sys._getframe(1).f_code in _BY_OS_OPEN:
+            return  # which is asked here as well
         # It may be of a class of the script's, with methods of its own.
         path = bytes.decode(path) if isinstance(path, bytes) else str.__str__(path)
         is_kept = _FD.fullmatch(path) and os.readlink(path).startswith("/memfd:")  # by `scratch`

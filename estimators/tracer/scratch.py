@@ -6,7 +6,7 @@ its own changes on top: it reads what it wrote, and what it removed is gone, for
 Nothing real is made, changed or removed.
 
 This is done in the functions of `os` that take a path, and in `open`. Programs that it starts, C
-code that opens paths by itself, and `io.FileIO` see the real tree only, unless they are given the
+code that opens paths by itself see the real tree only, unless they are given the
 path from `path_for_kernel`. With Landlock they can write nothing there; without it programs are
 refused, but such C code is not stopped (see `confine`). os.truncate sees the real tree as well, and
 is refused.
@@ -101,6 +101,14 @@ class Entries(contextlib.ExitStack):
         return next(self._entries)
 
 
+class FileIO(io.FileIO):
+    """Its path passes through `os.open`, as that of `open`."""
+
+    def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None):
+        is_path = opener is None and not isinstance(file, int)
+        super().__init__(file, mode, closefd, os.open if is_path else opener)
+
+
 class Tree:
     """The file tree as the script left it. Most methods do what the function of `os` with their
     name does, for an absolute path that is resolved as far as the script's own links go."""
@@ -133,6 +141,7 @@ class Tree:
         if getattr(globber, "scandir", None) is _scandir:
             globber.scandir = staticmethod(self.scandir)  # type: ignore[union-attr]
         builtins.open = io.open = self.open_file
+        io.FileIO = FileIO  # type: ignore[misc]
         if keeper is not None and sys.version_info >= (3, 10):
             keeper.open = staticmethod(self.open_file)
         # These keep such functions, or what those can do.

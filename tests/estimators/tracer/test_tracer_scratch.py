@@ -115,7 +115,7 @@ def shadowed(program: str, place: Path) -> None:
 
 def test_what_is_written_can_be_read(place: Path) -> None:
     program = """
-        import csv, json, logging, os, pathlib, tempfile
+        import csv, io, json, logging, os, pathlib, tempfile
         out = pathlib.Path("out/run 1")
         out.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -142,6 +142,10 @@ def test_what_is_written_can_be_read(place: Path) -> None:
             assert file.write(b"x") == 1
         with open("all", "w", -1, None, None, None, True, None) as file:
             file.write("x")
+        with io.FileIO("raw.bin", "wb") as file:
+            file.write(b"raw")
+        with open("raw.bin", "rb") as file:
+            assert file.read() == b"raw"
         (out / "touched").touch()
         assert (out / "touched").exists()
         with open(b"out/run 1/events", "ab") as file:  # as TensorBoard's writer does
