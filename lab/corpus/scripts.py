@@ -155,7 +155,7 @@ def _import(spec: JobSpec) -> float | None:
     """The processor seconds that the imports of the script take; None if it is started by another
     program than Python, or its imports need what its other lines do."""
     at = next((at for at, word in enumerate(spec.argv) if word.endswith(".py")), 0)
-    words = (*spec.argv[:at], "-c", IMPORTS, spec.argv[at])
+    words = (*(spec.argv[:at] or ("false",)), "-c", IMPORTS, spec.argv[at])
     before = processor_s()
     done = subprocess.run(words, cwd=spec.cwd, env=dict(spec.env), capture_output=True)
     return processor_s() - before if done.returncode == 0 else None
