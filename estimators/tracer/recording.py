@@ -64,6 +64,20 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
     value: Any  # see `Values`
 
 
+class _Mode(FakeTensorMode):
+    """In which several threads of a script may run operators at the same time."""
+
+    _own = threading.local()
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        return getattr(self._own, "is_inside", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, is_inside: bool) -> None:
+        self._own.is_inside = is_inside
+
+
 class Recording(NamedTuple):
     """What was recorded, as `Recorder` describes it."""
 
@@ -134,7 +148,7 @@ class Recorder(TorchDispatchMode):
         self._home = self._thread = threading.get_ident()
         self._blas: List[str] = []
         self.values = Values(self._storage_of)
-        self._mode = FakeTensorMode()
+        self._mode = _Mode()
         # Copied tensors stay in this mode: with one of their own, CUDA's kernels would be called.
         self._mode.__deepcopy__ = lambda memo: self._mode
         lengths = itertools.count()  # of nested tensors

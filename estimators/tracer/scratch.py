@@ -142,6 +142,9 @@ class Tree:
             globber.scandir = staticmethod(self.scandir)  # type: ignore[union-attr]
         builtins.open = io.open = self.open_file
         io.FileIO = FileIO  # type: ignore[misc]
+        io.open_code = lambda path: self.open_file(path, "rb")
+        imports: Any = sys.modules["_frozen_importlib_external"]
+        imports._os, imports._io = os, io  # modules may be the script's own as well
         if keeper is not None and sys.version_info >= (3, 10):
             keeper.open = staticmethod(self.open_file)
         # These keep such functions, or what those can do.
@@ -338,6 +341,8 @@ class Tree:
         with _open(real, "rb") as source, _open(fd, "wb", closefd=False) as copy:
             shutil.copyfileobj(source, copy)
         self._nodes[path] = fd
+        if path.endswith(".py"):
+            importlib.invalidate_caches()
         return fd
 
     def mkdir(self, path: str, *_: Any, **__: Any) -> None:

@@ -4,7 +4,7 @@ compilers, checks of values."""
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import FrameType
 from typing import Any
 
@@ -31,6 +31,7 @@ _TYPES = {
 
 
 def install(recorder: Recorder) -> None:
+    _makers()
     _methods()
     _storages(recorder)
     _moves()
@@ -64,7 +65,7 @@ def _as_subclass(tensor: Any, cls: Any) -> Any:
 
 
 def _add_new(cls: Any, /, **_: Any) -> None:
-    if cls.__new__ is torch._C.TensorBase.__new__:
+    if cls.__new__ in (torch._C.TensorBase.__new__, torch.Tensor.__new__):
         cls.__new__ = _new
 
 
@@ -83,6 +84,35 @@ def _new_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
     name = str(torch.get_default_dtype())
     kind = next(kind for kind, dtype in _TYPES.items() if str(dtype) == name)
     return getattr(torch.cuda, kind)(*given)
+
+
+def _makers() -> None:
+    """PyTorch reads tensors in a list without the dispatcher."""
+
+    def from_data(make: Any, at: int = 0) -> Any:
+        @wraps(make)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > at and isinstance(args[at], (list, tuple)):
+                args = (*args[:at], _read(args[at]), *args[at + 1 :])
+            if isinstance(kwargs.get("data"), (list, tuple)):
+                kwargs["data"] = _read(kwargs["data"])
+            return make(*args, **kwargs)
+
+        return call
+
+    for name in ("tensor", "as_tensor", "asarray"):
+        setattr(torch, name, from_data(getattr(torch, name)))
+    torch.Tensor.new_tensor = from_data(torch.Tensor.new_tensor, 1)
+    torch.Tensor.__new__ = from_data(torch._C.TensorBase.__new__, 1)
+
+
+def _read(data: Any) -> Any:
+    """A list with what its tensors on the GPU say."""
+    if isinstance(data, FakeTensor):
+        return torch.full((), data.item(), dtype=data.dtype, device="cpu")
+    if not any(isinstance(one, (FakeTensor, list, tuple)) for one in data):
+        return data
+    return [_read(one) if isinstance(one, (FakeTensor, list, tuple)) else one for one in data]
 
 
 def _methods() -> None:

@@ -208,6 +208,12 @@ KNOWN = {
         F.cross_entropy(net(x), labels.to(torch.uint8)).backward()
         F.multi_margin_loss(net(x), labels).backward()
     """,
+    "numbers in lists": """
+        t = torch.Tensor([0.5]).to(cuda)
+        for make in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor, t.new_tensor):
+            assert make([[t, 1.0], [2, t.sum()]]).tolist() == [[0.5, 1], [2, 0.5]]
+        assert torch.tensor(data=[t.double(), t], device=cuda).dtype is torch.float64
+    """,
     "finite numbers": """
         y = net(x)
         told = [y.isfinite().all(), y.isnan().any(), y.isinf().any(), torch.isfinite(y.sum())]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses import fake_tensor  # noqa: E402
 
 import estimators  # noqa: E402
 from estimators.look import patches  # noqa: E402
@@ -102,6 +105,16 @@ def test_a_flag_may_be_known_though_not_all_it_is_made_of(recorder: Recorder) ->
         if running.max() == 0:
             break
     assert length == 5
+
+
+def test_several_threads_may_run_operators(recorder: Recorder) -> None:
+    told: list[Any] = []
+    tensor = torch.ones(2, device="cuda")
+    with fake_tensor.in_kernel_invocation_manager(recorder._mode):
+        thread = threading.Thread(target=lambda: told.append((tensor + tensor).device.type))
+        thread.start()
+        thread.join()
+    assert told == ["cuda"]
 
 
 def test_a_training_step_is_told_in_order(recorder: Recorder) -> None:

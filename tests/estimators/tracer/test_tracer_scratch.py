@@ -115,7 +115,7 @@ def shadowed(program: str, place: Path) -> None:
 
 def test_what_is_written_can_be_read(place: Path) -> None:
     program = """
-        import csv, io, json, logging, os, pathlib, tempfile
+        import csv, io, json, logging, os, pathlib, sys, tempfile
         out = pathlib.Path("out/run 1")
         out.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -146,6 +146,13 @@ def test_what_is_written_can_be_read(place: Path) -> None:
             file.write(b"raw")
         with open("raw.bin", "rb") as file:
             assert file.read() == b"raw"
+        with tempfile.TemporaryDirectory() as name:  # as mmcv reads its configurations
+            sys.path[:0] = [name, ""]
+            pathlib.Path(name, "configured.py").write_text("width = 7")
+            import configured
+            pathlib.Path("made.py").write_text("width = 8")
+            import made
+            assert (configured.width, made.width) == (7, 8)
         (out / "touched").touch()
         assert (out / "touched").exists()
         with open(b"out/run 1/events", "ab") as file:  # as TensorBoard's writer does
