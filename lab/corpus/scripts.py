@@ -7,8 +7,8 @@ clones in `--mirror`. `--python` has the packages of `requirements.txt`.
 
 A script is *traced* if it gets a figure. What *stops* by itself with these packages is listed with
 its error, and so is what *lacks* something that nobody has made here, such as weights to download:
-both are left out of the share that is traced, as they would not run on a GPU either. What else is
-said to stop counts as *wrong*.
+as the lists judge, both are left out of the share that is traced, for they would not run on a GPU
+either. What else is said to stop counts as *wrong*.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def measure(
     """`kept`: a file of what earlier runs found, which is not looked at again."""
     before = _read_kept(Path(kept)) if kept else {}
     looked = []
-    for repository, script in chosen(read(UNSEEN if unseen else LIST), only):
+    scripts = chosen(read(UNSEEN if unseen else LIST), only)
+    for repository, script in scripts:
         if script.name in before:
             looked.append(before[script.name])
             continue
@@ -81,7 +82,8 @@ def measure(
         if kept:
             with Path(kept).open("a") as file:
                 file.write(json.dumps([script.name, asdict(one)]) + "\n")
-    would = [one for one in looked if one.outcome not in ("stops", "lacks")]
+    pairs = zip(looked, scripts, strict=True)
+    would = [one for one, (_, script) in pairs if not (script.stops or script.lacks)]
     said = [one.outcome for one in would]
     repositories = {one.repository for one in looked}
     beside = [one.processor_s / one.imports_s for one in would if one.imports_s] or [0]
