@@ -404,7 +404,7 @@ def test_a_signal_reaches_those_that_catch_it(bench: Bench) -> None:
     python = (
         "import signal, sys\n"
         "signal.signal(signal.SIGUSR2, lambda *_: (print('caught'), sys.exit(0)))\n"
-        "print('up', flush=True)\n"
+        "print('up\\n', end='')\n"  # at once: a job's output is not buffered
         "signal.pause()\n"
     )
     script = f'{shlex.quote(sys.executable)} -c "$0"; echo "then $?"; exit 4'
