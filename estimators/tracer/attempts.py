@@ -210,8 +210,8 @@ def _outcome(told: list[Message]) -> Outcome:
     has_trained = any(one.steps >= STEPS for one in reports)
     if len(told) > 1 and reports and (has_trained or not stops):
         gpus = {one.gpu for one in reports}
-        best = max((_at_once(reports, gpu) for gpu in gpus), key=_reserved)
-        stop = max(best, key=lambda one: (one.steps, _reserved([one]))).stop
+        best = max((_at_once(reports, gpu) for gpu in gpus), key=_sum_reserved)
+        stop = max(best, key=lambda one: (one.steps, _sum_reserved([one]))).stop
         report = together([one.report for one in best if one.report])
         lost = dict.fromkeys(one.no.why for one in told if one.no and one.gpu)
         notes = [f"another process is not counted: {why}" for why in lost]
@@ -228,10 +228,10 @@ def _at_once(reports: list[Message], gpu: str) -> list[Message]:
     """Those on a GPU that hold most at once: all that lived when one of them was born."""
     there = [one for one in reports if one.gpu == gpu]
     groups = [[one for one in there if one.born <= last.born < one.said] for last in there]
-    return max(groups, key=_reserved)
+    return max(groups, key=_sum_reserved)
 
 
-def _reserved(reports: list[Message]) -> int:
+def _sum_reserved(reports: list[Message]) -> int:
     return sum(one.report.reserved for one in reports if one.report)
 
 

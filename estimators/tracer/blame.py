@@ -124,7 +124,7 @@ def _lacks_value(error: BaseException) -> bool:
 
 
 def _lacks_file(error: BaseException) -> bool:
-    """Whether something may never have been written, unless there is no folder for it."""
+    """Whether a file is missing, in a folder that exists: the trace may not have written it."""
     frame = _innermost(error)
     missing = isinstance(error, FileNotFoundError)
     return missing and (frame is None or frame.f_code.co_name != "_needs_parent")

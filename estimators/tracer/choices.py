@@ -192,7 +192,7 @@ def _text(path: str, number: int) -> str:
 
 
 def _statement(path: str, number: int) -> ast.stmt | None:
-    """None if there are several at the line."""
+    """The innermost statement at a line; None if several are on it."""
     *outer, last = (None, *_around(path, number))
     return None if outer and outer[-1] and outer[-1].lineno == number else last
 

@@ -235,7 +235,7 @@ def _is_called_by_script(frame: FrameType | None) -> bool:
 
 
 def _leave_pipes() -> None:
-    """Those that a new program would not have lead nowhere, else their readers wait for ever."""
+    """Close the pipes that a new program would not inherit: their readers would wait for ever."""
     gc.enable()  # `subprocess` has disabled it
     null = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208

@@ -67,13 +67,13 @@ class DistributedDataParallel(nn.Module):
     join = no_sync
 
     def register_comm_hook(self, *_: Any) -> None:
-        """It may compress what is sent: nothing is."""
+        """A hook may compress what is sent. Nothing is sent, so it is ignored."""
 
     _set_static_graph = register_comm_hook
 
 
 def _buckets(parameters: list[Any], cap_mib: float) -> list[Any]:
-    """From the last parameter on, as gradients come; the first is smaller."""
+    """Filled from the last parameter on, as gradients come. The first bucket is smaller."""
     limits = [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, int(cap_mib * 2**20)]
     parts, _ = torch.distributed._compute_bucket_assignment_by_size(parameters[::-1], limits)
     buckets = ([parameters[-1 - at] for at in part] for part in parts)

@@ -173,7 +173,7 @@ class No:
 
 @dataclass(frozen=True)
 class Stop:
-    """How an attempt ended other than by the tracer's will."""
+    """How a script ended before the tracer stopped it."""
 
     why: str  # for a refusal
     crash: str = ""  # completes "your script stops …", if it would, had a GPU the same values

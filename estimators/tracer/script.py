@@ -362,14 +362,14 @@ class Trace:
     def _explain(self, report: Report, attribution: Attribution) -> Report:
         """An estimate without an explanation is better than none."""
 
-        def noted(note: str) -> Report:
+        def add_note(note: str) -> Report:
             return replace(report, notes=(*report.notes, note))
 
-        self._answer.keep(noted(f"there was no time to explain it: {LONGER}"))
+        self._answer.keep(add_note(f"there was no time to explain it: {LONGER}"))
         try:
             return with_explanation(report, self.recorder, attribution)
         except Exception as error:  # noqa: BLE001 - else it would pass for the script's own
-            return noted(f"it cannot be explained: {error!r:.200}")
+            return add_note(f"it cannot be explained: {error!r:.200}")
 
 
 def _foreign() -> str:

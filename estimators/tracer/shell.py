@@ -145,7 +145,7 @@ def _list_programs(
     except subprocess.TimeoutExpired:
         complaint = f"it took longer than {PATIENCE_S} s, without its programs"
     except subprocess.SubprocessError:
-        raise Unclear("it is run without its programs, which needs Landlock (Linux 5.13)") from None
+        raise Unclear("finding its command needs Landlock (Linux 5.13 or newer)") from None
     lines = os.pread(reports, MOST_BYTES, 0).splitlines(keepends=True)
     os.close(reports)
     os.close(into)
@@ -181,7 +181,7 @@ def _run(
                 if not is_ready or not (more := os.read(pipe.fileno(), 1 << 16)):
                     break
                 said = (said + more)[-MOST_LETTERS:]
-        status = process.wait(max(0, left))
+            status = process.wait(max(0, left))  # before the pipe is closed, which would end it
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)

@@ -49,7 +49,7 @@ def install(notice: Callable[[], None]) -> None:
         refuse()
 
     def ask(resolve: Callable[..., Any]) -> Callable[..., Any]:
-        """Names that this machine knows itself have addresses."""
+        """Resolves the names that need no network, such as this machine's own."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:

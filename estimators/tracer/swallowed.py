@@ -28,7 +28,7 @@ class Swallowed:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing has run on the GPU since."""
+        """Whether no operator has run on the GPU since the error was logged."""
         return bool(self.note) and self._recorder.operators <= self._at
 
     def install(self) -> None:

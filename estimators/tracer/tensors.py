@@ -87,7 +87,7 @@ def _new_on_gpu(cls: Any, *given: Any, **kwargs: Any) -> Any:
 
 
 def _makers() -> None:
-    """PyTorch reads tensors in a list without the dispatcher."""
+    """PyTorch reads the tensors in a list without its dispatcher, so they are read before."""
 
     def from_data(make: Any, at: int = 0) -> Any:
         @wraps(make)
@@ -286,7 +286,7 @@ def _scripted(program: Any) -> Any:
         kind = type(program)
         added = {
             "__module__": __name__,
-            "save": lambda *args: torch.save(*args),
+            "save": lambda self, file, *_, **__: torch.save(self, file),
             "code": "",
             "graph": "",
         }

@@ -528,7 +528,7 @@ def test_torch_has_a_gpu(job: Path) -> None:
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         torch.save(model.state_dict(), "checkpoint.pt")
-        torch.jit.script(nn.Linear(4, 8).cuda()).save("scripted.pt")
+        torch.jit.script(nn.Linear(4, 8).cuda()).save("scripted.pt", _extra_files={"a": "b"})
         assert torch.jit.load("scripted.pt")(torch.ones(2, 4, device="cuda")).shape == (2, 8)
         padded = torch.randn(3, 5, 16, device="cuda", requires_grad=True)
         packed = nn.utils.rnn.pack_padded_sequence(padded, torch.tensor([5, 3, 1]), True)
