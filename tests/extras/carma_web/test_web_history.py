@@ -85,6 +85,7 @@ def test_it_is_searched_sorted_and_paged(web: Web, past: dict[str, int]) -> None
         page.get_by_role("link", name="Name", exact=True).click()
         page.locator('th[aria-sort="ascending"]', has_text="Name").wait_for()
         assert "alike" in rows.first.inner_text()
+        page.wait_for_load_state()  # its script listens to the keyboard
         page.keyboard.press("/")
         page.keyboard.type("größter exit")  # a word of its name, and one of its command
         until(rows.count, "what is looked for", wanted=lambda count: count == 1)
