@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -80,8 +81,20 @@ class Fit(NamedTuple):
         return Fit(self.ranks[:end], self.gpus[:end], ())
 
 
+# -- orders: lowest first; jobs without an expected duration go last
+
+
 def by_arrival(job: Job) -> float:
     return 0.0
+
+
+def shortest(job: Job) -> float:
+    return math.inf if job.expected_s is None else job.expected_s
+
+
+def least_service(job: Job) -> float:
+    """In GPU-seconds."""
+    return shortest(job) * job.spec.gpus
 
 
 def needs_empty(job: Job, placement: Placement, wide: int) -> bool:

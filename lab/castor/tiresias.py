@@ -18,6 +18,7 @@ from carma_simulator.experiment import Experiment, Outcome, Physics, Trace
 from carma_simulator.run import simulate
 from carmad.config import Settings
 from carmad.plugin import GpuId, Job, JobId, Reason, View
+from lab import baselines
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import SIMULATED
 from lab.castor.runs import FAMILIES, FEW, UNHELD, Case, Result, experiment, result
@@ -26,9 +27,9 @@ from lab.data import DATA
 from lab.lucid.runs import PREEMPTION_S
 from lab.main import main
 from lab.policies import simulate_with
+from lab.preemptive import Preemptive, Room
 from lab.processes import in_processes
-from policies import baselines, views
-from policies.preemptive import Preemptive, Room
+from policies import views
 from policies.ranked import Ranked
 from policies.rules import Fit
 

@@ -14,8 +14,8 @@ from unittest import mock
 
 from carmad.core.placing.view import Policy
 from carmad.plugin import Demand, GpuId, GpuView, Job, View
+from lab.preemptive import Occupied, Preemptive
 from policies.lucid import room
-from policies.preemptive import Occupied, Preemptive
 from policies.ranked import Ranked
 from policies.rules import Filter, Fit
 

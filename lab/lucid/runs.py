@@ -16,6 +16,7 @@ from carma_simulator.experiment import Experiment, JobOutcome, Outcome, Physics,
 from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Limits, Profiling, Settings
+from lab import baselines
 from lab.lucid import packing
 from lab.lucid.consolidate import consolidate, consolidating
 from lab.lucid.workload import (
@@ -34,7 +35,6 @@ from lab.lucid.workload import (
 )
 from lab.policies import simulate_with
 from lab.processes import in_processes
-from policies import baselines
 from policies.lucid import binder
 from policies.lucid import policy as planning
 

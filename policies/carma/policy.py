@@ -46,11 +46,18 @@ from policies.backfilling import is_overdue, promise_in_words
 from policies.builtin import most_free_memory
 from policies.carma.sizes import Sizes, left_s
 from policies.filters import fits_memory, min_free, not_risky
-from policies.preemptive import yields
 from policies.ranked import Ranked
 from policies.reasons import expectation
 from policies.rules import Filter, needs_empty
-from policies.views import Promise, fewest, too_large, totals, without_jobs, without_settling
+from policies.views import (
+    Promise,
+    fewest,
+    too_large,
+    totals,
+    without_jobs,
+    without_settling,
+    yields,
+)
 
 SEEN = 64  # waiting jobs per plan
 TRIED = 16  # of them, those for which GPUs are looked for in vain

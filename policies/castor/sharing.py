@@ -28,7 +28,6 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.baselines import CASTOR_JOBS
 from policies.castor.interference import Interference
 from policies.castor.neighbours import (
     Neighbour,
@@ -43,6 +42,8 @@ from policies.castor.neighbours import (
 from policies.castor.pairing import Ratios, Start, accumulations, at_once, best_split, ends, later
 from policies.filters import min_free
 from policies.views import memory_shortage, need_mib
+
+JOBS_PER_GPU = 2  # (Castor paper, 5.2.2)
 
 
 class Room(NamedTuple):
@@ -144,8 +145,8 @@ class Sharing:
         """Why a GPU without a neighbour cannot be shared: it has two jobs, or not enough is known
         about its job."""
         refused = self._refusals(new, gpu, view)
-        if len(gpu.residents) >= CASTOR_JOBS:
-            why = Reason("jobs_per_gpu", CASTOR_JOBS, len(gpu.residents), "jobs")
+        if len(gpu.residents) >= JOBS_PER_GPU:
+            why = Reason("jobs_per_gpu", JOBS_PER_GPU, len(gpu.residents), "jobs")
         else:
             (job,) = gpu.residents
             why = Reason(unknown(job), detail=f"job {job.id}")

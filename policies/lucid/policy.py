@@ -27,7 +27,6 @@ from carmad.plugin import (
     View,
     idle,
 )
-from policies.baselines import least_service
 from policies.filters import fits_memory
 from policies.lucid import LucidSettings, traits
 from policies.lucid.binder import Binder
@@ -36,7 +35,7 @@ from policies.lucid.room import Room, idle_but, idle_of, refusals
 from policies.lucid.traits import Known, evictions
 from policies.profiling import ProfilingPool, profiling_run
 from policies.reasons import expectation
-from policies.rules import by_arrival
+from policies.rules import by_arrival, least_service
 
 # A queue may be long, and there may be many GPUs: a plan gives reasons for the first REPORTED
 # waiting jobs, and verdicts per GPU until there are VERDICTS.

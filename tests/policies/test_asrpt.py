@@ -15,7 +15,7 @@ from carmad.core.jobs.job import Retry
 from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
 from policies.asrpt import REASONS
 from policies.asrpt.machine import Machine, rebuild
-from policies.baselines import least_service, shortest
+from policies.rules import least_service, shortest
 from tests import planning
 from tests.planning import gpu_views, placements, running_on, where
 

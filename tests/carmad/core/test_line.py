@@ -16,7 +16,7 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import HoldRequested
 
 BOUND_S = Limits().overtaken_s
-SHARING = ("magm", "lug", "rr", "first_fit", "best_fit", "horus", "carma")
+SHARING = ("magm", "lug", "rr", "first_fit", "best_fit", "carma")
 
 
 class Task(NamedTuple):

@@ -45,7 +45,7 @@ from carmad.core.placing.decision import AskAgain, Placement, Preemption, Reason
 from carmad.core.rules.limits import Reservation
 from carmad.core.scheduler import HANDLERS, Scheduler
 from carmad.guards import GuardedPolicy, GuardedRecovery
-from policies import baselines, builtin
+from policies import builtin
 from recovery import ladder
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="torch.OutOfMemoryError: CUDA out of memory.")
@@ -851,8 +851,7 @@ def test_external_processes_are_counted_beside_what_is_promised():
     [
         (builtin.magm, "memory"),
         (builtin.exclusive, "external"),
-        (baselines.sjf_ffs, "memory"),
-        (baselines.horus, "memory"),
+        (builtin.lug, "memory"),
     ],
 )
 def test_a_guess_must_fit_beside_what_others_hold(make, reason):

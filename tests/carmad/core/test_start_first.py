@@ -34,7 +34,7 @@ from tests.daemon import running, until
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")
 TRACED = Estimate(8_000, "trace")
-POLICIES = ("magm", "carma", "lucid", "castor", "asrpt", "cuckoo", "horus", "exclusive", "rr")
+POLICIES = ("magm", "carma", "lucid", "castor", "asrpt", "cuckoo", "exclusive", "rr")
 
 
 class Server(FakeServer):

@@ -38,7 +38,7 @@ from carmad.core.messages import (
     due_actions,
 )
 from carmad.core.rules.limits import Reservation
-from policies.baselines import FIRST_QUEUE_GPU_S
+from lab.baselines import FIRST_QUEUE_GPU_S
 
 S = JobState
 HOST_MIB = 100_000

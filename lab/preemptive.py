@@ -23,7 +23,7 @@ from carmad.plugin import (
     View,
 )
 from policies.ranked import Ranked, Turn, down_the_line
-from policies.views import fewest, vacated_view
+from policies.views import fewest, vacated_view, yields
 
 Priority = Callable[[Job, float], float]
 Instant = Callable[[Job], float]
@@ -161,14 +161,3 @@ class Preemptive:
         )
         first = min(instants, default=None)
         return () if first is None else (AskAgain(first),)
-
-
-def yields(job: Job, head: Job, view: View) -> bool:
-    """Whether `job` may be preempted, or might if that were on, and would be behind `head` then if
-    its number is higher."""
-    off = not view.settings.limits.preemption
-    return (
-        (off or job.id in view.preemptible)
-        and job.spec.nice >= head.spec.nice
-        and (job.retry is None or head.retry is not None)
-    )

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View, idle
+from lab.preemptive import Preemptive
 from policies.builtin import exclusive, in_order
+from policies.castor.sharing import JOBS_PER_GPU
 from policies.filters import fits_memory, min_free, only_idle
-from policies.preemptive import Preemptive
 from policies.ranked import Ranked
-from policies.rules import Filter, Fit, Order, Rank, by_arrival
+from policies.rules import Filter, Fit, Order, Rank, by_arrival, least_service, shortest
 
 ROUNDING_S = 1e-3  # a smaller remainder of a queue's limit is a rounding error
 
@@ -30,8 +31,6 @@ HORUS_JOBS = 3
 # The utilisation that it predicts for every job: here the mean of the 66 configurations that
 # Lucid's authors measured alone (their artifact's profiles on an RTX 3090).
 NEWCOMER_UTILIZATION = 0.51
-
-CASTOR_JOBS = 2  # on a GPU at once (Castor paper, 5.2.2)
 
 
 # -- in an order of their own, each job alone on its GPUs
@@ -90,7 +89,7 @@ def tiresias(settings: Settings) -> Preemptive:
 def sjf_ffs(settings: Settings) -> Ranked:
     """Shortest job first with first-fit sharing (Castor paper, 9.1): if too few GPUs are idle, a
     job joins others on the first GPUs with enough memory, however busy they are."""
-    filters = (*_memory("sjf_ffs", settings), jobs_below(CASTOR_JOBS))
+    filters = (*_memory("sjf_ffs", settings), jobs_below(JOBS_PER_GPU))
     return OnlyIdle("sjf_ffs", filters, in_order, shortest, idle_first=True)
 
 
@@ -116,16 +115,7 @@ class OnlyIdle(Ranked):
         return Ranked.choose(self, idle_ones, gpus, view) or Ranked.choose(self, fits, gpus, view)
 
 
-# -- orders and priorities: lowest first; jobs without an expected duration go last
-
-
-def shortest(job: Job) -> float:
-    return math.inf if job.expected_s is None else job.expected_s
-
-
-def least_service(job: Job) -> float:
-    """In GPU-seconds."""
-    return shortest(job) * job.spec.gpus
+# -- priorities: lowest first; jobs without an expected duration go last
 
 
 def remaining_s(job: Job, now: float) -> float:

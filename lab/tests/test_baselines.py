@@ -15,8 +15,8 @@ from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.plugin import AskAgain, Placement, Preemption
-from policies import baselines
-from policies.preemptive import Preemptive
+from lab import baselines
+from lab.preemptive import Preemptive
 from policies.views import without_jobs
 from tests.planning import gpu_views, queued, running_on, where
 
