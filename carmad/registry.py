@@ -1,5 +1,5 @@
 """Finds plugins by name among the installed entry points, and what they declare: their settings,
-and the wording of their reasons."""
+the systems of policies, and the wording of reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carmad import installed, paths
 from carmad.config import Preconditions, Settings
 from carmad.core.placing.view import Policy
 from carmad.core.ports import Estimator, Predictor, Recovery, Server
-from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
+from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck, System
 from carmad.errors import CarmaError
 from carmad.guards import GuardedEstimator
 from carmad.words import Wording
@@ -124,6 +124,16 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
             log.error("%s has a setting %s, but so has every policy", called, min(taken))
         else:
             found[kind, name] = declared
+    return found
+
+
+@cache
+def systems() -> Mapping[str, System]:
+    """The systems of which policies are part, by policy: entry points of the group
+    `carma.systems`."""
+    found = dict(installed.load_each("carma.systems"))
+    for name in [name for name, its in found.items() if not isinstance(its, System)]:
+        log.error("the system of the policy %s is left out: %.200r", name, found.pop(name))
     return found
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View, idle
+from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, System, View, idle
 from policies.builtin import exclusive, in_order
 from policies.filters import fits_memory, min_free, only_idle
 from policies.preemptive import Preemptive
@@ -59,6 +59,8 @@ def qssf(settings: Settings) -> Ranked:
 
 
 # -- with preemption
+
+PREEMPTING = System({"limits.preemption": True})
 
 
 def srtf(settings: Settings) -> Preemptive:

@@ -30,6 +30,7 @@ from carmad.plugin import (
 from policies.reasons import expectation
 from policies.rules import Rules
 
+ENOUGH = 8  # GPUs of which one may be reserved, with "auto"
 TOLD = 16  # the first jobs that wait to be profiled, which get reasons
 
 
@@ -111,7 +112,8 @@ def widest(gpus: frozenset[GpuId], view: View) -> int:
 
 
 def _own(view: View) -> frozenset[GpuId]:
-    count = min(view.settings.profiling.gpus, len(view.node_of) - 1)
+    gpus, wanted = len(view.node_of), view.settings.profiling.gpus
+    count = min(gpus // ENOUGH, 1) if wanted == "auto" else min(wanted, gpus - 1)
     if count <= 0:
         return frozenset()
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))

@@ -146,10 +146,12 @@ class StatsOut(TypedDict):
 
 
 class ConfigOut(TypedDict):
-    """`settings` follows the settings file, whose names `schema` does not cover."""
+    """`settings` follows the settings file, whose names `schema` does not cover. `origins` has, by
+    full name, where those come from that are not the default: file, environment, policy."""
 
     schema: int
     settings: dict[str, Any]
+    origins: dict[str, str]
     path: str | None
     toml: str | None
     waiting: list[str] | None  # what only a restart changes; null: the file is broken
@@ -311,6 +313,7 @@ async def config(call: Caller) -> Response:
     out: ConfigOut = {
         "schema": SCHEMA,
         "settings": as_tree(service.settings),
+        "origins": service.settings.origins,
         "path": service.config_path,
         "toml": service.config_toml,
         "waiting": changes,

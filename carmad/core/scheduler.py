@@ -127,10 +127,12 @@ class Scheduler:
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
         make_policy: Callable[[Settings], Policy] | None = None,
+        make_predictor: Callable[[Settings], Predictor] | None = None,
     ) -> None:
         """`fallback` decides while `policy` fails; None: jobs wait until it answers. `make_policy`
         makes the policy that new settings name; None: the first one stays."""
-        self.state = State(settings, policy, recovery, predictor, fallback, make_policy)
+        makers = make_policy, make_predictor
+        self.state = State(settings, policy, recovery, predictor, fallback, *makers)
 
     def handle(self, *events: Event) -> Step:
         """Process a batch of events, in time order, then plan once."""

@@ -66,10 +66,12 @@ class State:
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
         make_policy: Callable[[Settings], Policy] | None = None,
+        make_predictor: Callable[[Settings], Predictor] | None = None,
     ) -> None:
         self.settings = settings
         self.deciding = Deciding(policy, fallback)
-        self.make_policy = make_policy  # that new settings name; None: the first one stays
+        # Those that new settings name; None: the first one stays.
+        self.make_policy, self.make_predictor = make_policy, make_predictor
         self.recovery = recovery
         self.predictor = predictor
         self.models: dict[str, Model] = {}  # trained models, by name

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import TypeVar
 
 from carmad import beats, configfile, paths, registry, units
 from carmad.api.app import create_app
@@ -30,7 +31,6 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, Noticed, Reconfigured, Step, Trained
-from carmad.core.placing.view import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.daemon import doctor
@@ -69,6 +69,8 @@ from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline
+
+G = TypeVar("G", GuardedPolicy, GuardedPredictor)
 
 log = logging.getLogger("carmad")
 
@@ -270,10 +272,11 @@ class Daemon:
         self._stack.callback(self._experience.close)
 
     def read_settings(self) -> Settings:
-        """Those that a start would find. Raises CarmaError, also if there is no such policy."""
+        """Those that a start would find. Raises CarmaError, also if a plugin is not there."""
         found, self._config = read_settings(self._options, self._state_dir)
         self._service.config_path = str(self._config) if self._config else None
         registry.bare_policy(found)
+        registry.bare_predictor(found)
         return found
 
     def reconfigure(self, new: Settings) -> None:
@@ -354,6 +357,7 @@ class Daemon:
             self._store,
             self._own_units,
             self._mps,
+            self._models,
             self._troubles(),
             self._world.outage,
         )
@@ -416,16 +420,26 @@ def _core(
         fallback = _policy(replace(settings, policy=deputy, policy_fallback="")) if deputy else None
         recovery = GuardedRecovery(registry.bare_recovery(settings))
         predictor = GuardedPredictor(registry.bare_predictor(settings))
-    guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+    guarded: dict[str, GuardedPolicy | GuardedPredictor | GuardedRecovery]
+    guarded = {"policy": policy, "predictor": predictor, "recovery": recovery}
+    if fallback:
+        guarded["fallback"] = fallback
 
-    def succeed(new: Settings) -> Policy:
-        made = _policy(new)
-        guarded[0].close()
-        guarded[0] = made
+    def succeed(kind: str, made: G) -> G:
+        guarded[kind].close()
+        guarded[kind] = made
         return made
 
-    scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
-    return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
+    scheduler = Scheduler(
+        settings,
+        policy,
+        recovery,
+        predictor,
+        fallback,
+        lambda new: succeed("policy", _policy(new)),
+        lambda new: succeed("predictor", GuardedPredictor(registry.bare_predictor(new))),
+    )
+    return scheduler, lambda: [each.trouble for each in guarded.values() if each.trouble]
 
 
 def _policy(settings: Settings) -> GuardedPolicy:

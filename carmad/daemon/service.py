@@ -183,6 +183,8 @@ def read_settings(options: argparse.Namespace, state_dir: Path) -> tuple[Setting
             settings,
             monitor=replace(settings.monitor, source=f"emulated:{state_dir / EMULATED}"),
             access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
+            origins=settings.origins
+            | dict.fromkeys(("monitor.source", "access.root_jobs"), "--emulated"),
         )
     return settings, file
 
@@ -257,7 +259,7 @@ def merge(settings: Settings, wanted: Settings) -> Settings:
         value = getattr(getattr(wanted, section), name)
         changed = replace(getattr(settings, section), **{name: value})
         settings = replace(settings, **{section: changed})
-    return settings
+    return replace(settings, origins=wanted.origins)
 
 
 def _differences(old: Settings, new: Settings) -> list[str]:

@@ -31,6 +31,8 @@ def on_reconfigured(state: State, event: Reconfigured) -> None:
         its.policy, its.stands_in = state.make_policy(new), False
         its.ask_at, its.delay_s = -inf, FIRST_TRY_S
         forget_policy(state)
+    if state.make_predictor and new.predictor != state.settings.predictor:
+        state.predictor = state.make_predictor(new)  # for what is predicted from now on
     state.settings = new
     state.ledger.rerank()  # `limits.preemption` says whether jobs at a terminal go first
     state.shares.reconfigure(new.fairness, event.at)
