@@ -103,7 +103,7 @@ def change(settings: Settings, words: Iterable[str]) -> Settings:
     options = dict(map(_assignment, words))
     sources = _Sources(None, {}, options)
     for key, text in options.items():
-        sources.expect_value(key)
+        sources.expect_setting(key)
         _put(tree, key, text)
         origins[_name(key)] = "--set"
     return _complete(tree, origins, sources)
@@ -152,8 +152,10 @@ class _Sources:
     def expect_setting(self, key: _Key) -> None:
         weight = len(key) == 3 and key[:2] == _WEIGHTS_OF_USERS
         in_policy = len(key) == 3 and key[0] == "policies" and key[2] in _POLICY_KEYS
-        if key in _defaults() or key in _sections() or in_policy or weight:
+        if key in _defaults() or in_policy or weight:
             return
+        if key in _sections():
+            raise self.error(key, "is a group of settings, not a setting")
         names = [*map(_name, _defaults())]
         if key[0] == "policies":
             own = [_name(known) for known in _defaults() if known[:2] == key[:2]]
@@ -163,11 +165,6 @@ class _Sources:
             variable = _PREFIX + near.upper().replace(".", "__")
             hint = f"Did you mean {variable if key in self._variables else near}?"
         raise CarmaError(f"{self._where(key)} is not a setting", hint)
-
-    def expect_value(self, key: _Key) -> None:
-        self.expect_setting(key)
-        if key in _sections():
-            raise self.error(key, "is a group of settings, not a setting")
 
     def validate(self, validate: Callable[[], T], below: _Key = ()) -> T:
         """`below`: the value's place in the settings."""
@@ -179,8 +176,6 @@ class _Sources:
             if key[:-1] in _defaults():  # of several types that it may have, the first
                 key = key[:-1]
             what = first["msg"].removeprefix("Input ")
-            if first["type"] in {"dataclass_type", "dict_type"}:
-                what = "should be a table"
             raise self.error(key, f"{what}, not {first['input']!r}") from None
 
     def _where(self, key: _Key) -> str:
@@ -228,7 +223,7 @@ def _complete(tree: _Tree, origins: dict[str, str], sources: _Sources) -> Settin
         if name not in origins:
             key = tuple(name.split("."))
             sources.by_policy[key] = policy
-            sources.expect_value(key)
+            sources.expect_setting(key)
             _put(tree, key, value)
             origins[name] = POLICY
     return replace(_validate(tree, sources), origins=origins)

@@ -85,10 +85,7 @@ def services(host: Host) -> dict[str, BackgroundService]:
 
 def followers(host: Host) -> dict[str, Follower]:
     """The installed followers, by name."""
-    found = dict(installed.load_each("carma.followers", lambda build: build(host)))
-    for name in [name for name, made in found.items() if not isinstance(made, Follower)]:
-        log.error("%s is left out, as it is not a Follower: %.200r", name, found.pop(name))
-    return found
+    return dict(installed.load_each("carma.followers", lambda build: _is_a(Follower, build(host))))
 
 
 def routers() -> dict[str, Any]:
@@ -131,10 +128,7 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
 def systems() -> Mapping[str, System]:
     """The systems of which policies are part, by policy: entry points of the group
     `carma.systems`."""
-    found = dict(installed.load_each("carma.systems"))
-    for name in [name for name, its in found.items() if not isinstance(its, System)]:
-        log.error("the system of the policy %s is left out: %.200r", name, found.pop(name))
-    return found
+    return dict(installed.load_each("carma.systems", lambda its: _is_a(System, its)))
 
 
 @cache
@@ -149,6 +143,12 @@ def wordings() -> Mapping[str, Wording]:
             else:
                 log.error("the reason %r of %s has no Wording", code, name)
     return found
+
+
+def _is_a(kind: type[T], made: object) -> T:
+    if not isinstance(made, kind):
+        raise TypeError(f"this is no {kind.__name__}: {made!r:.200}")
+    return made
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:

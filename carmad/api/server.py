@@ -23,7 +23,7 @@ from carmad.api.requests import Body, Name
 from carmad.api.rows import Row, row_out, visible_rows, waiting
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, Digits, iso, pick, stamp
-from carmad.configfile import as_tree
+from carmad.configfile import as_tree, dump
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason
@@ -153,7 +153,7 @@ class ConfigOut(TypedDict):
     settings: dict[str, Any]
     origins: dict[str, str]
     path: str | None
-    toml: str | None
+    toml: str
     waiting: list[str] | None  # what only a restart changes; null: the file is broken
 
 
@@ -315,7 +315,7 @@ async def config(call: Caller) -> Response:
         "settings": as_tree(service.settings),
         "origins": service.settings.origins,
         "path": service.config_path,
-        "toml": service.config_toml,
+        "toml": dump(service.settings),
         "waiting": changes,
     }
     return answer(out)

@@ -65,13 +65,11 @@ class State:
         recovery: Recovery,
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
-        make_policy: Callable[[Settings], Policy] | None = None,
-        make_predictor: Callable[[Settings], Predictor] | None = None,
+        make_plugins: Callable[[Settings], tuple[Policy, Predictor]] | None = None,
     ) -> None:
         self.settings = settings
         self.deciding = Deciding(policy, fallback)
-        # Those that new settings name; None: the first one stays.
-        self.make_policy, self.make_predictor = make_policy, make_predictor
+        self.make_plugins = make_plugins  # that new settings name; None: the first ones stay
         self.recovery = recovery
         self.predictor = predictor
         self.models: dict[str, Model] = {}  # trained models, by name

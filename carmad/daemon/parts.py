@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import TypeVar
 
-from carmad import beats, configfile, paths, registry, units
+from carmad import beats, paths, registry, units
 from carmad.api.app import create_app
 from carmad.api.checks import CheckOut
 from carmad.api.service import Service
@@ -69,8 +68,6 @@ from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 from carmad.timeline.recorder import Timeline
-
-G = TypeVar("G", GuardedPolicy, GuardedPredictor)
 
 log = logging.getLogger("carmad")
 
@@ -186,7 +183,6 @@ class Daemon:
             waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
             send_test=self._post.send_test,
             config_path=str(self._config) if self._config else None,
-            config_toml=configfile.dump(settings),
             troubles=self._troubles,
             limited_by=self._launcher.limited_by,
             checks=self._checks,
@@ -283,7 +279,6 @@ class Daemon:
         """From now on, these settings are in effect. For any thread."""
         self.inbox.post(Reconfigured(self._clock(), new))
         self._in_force = self._service.settings = new
-        self._service.config_toml = configfile.dump(new)
         self._chores.retention = new.retention
 
     def _set_policy(self, name: str, by: str) -> None:
@@ -419,27 +414,23 @@ def _core(
         deputy = settings.policy_fallback
         fallback = _policy(replace(settings, policy=deputy, policy_fallback="")) if deputy else None
         recovery = GuardedRecovery(registry.bare_recovery(settings))
-        predictor = GuardedPredictor(registry.bare_predictor(settings))
-    guarded: dict[str, GuardedPolicy | GuardedPredictor | GuardedRecovery]
-    guarded = {"policy": policy, "predictor": predictor, "recovery": recovery}
-    if fallback:
-        guarded["fallback"] = fallback
+        predictor = _predictor(settings)
+    others = [each for each in (fallback, recovery) if each]
+    renewed: tuple[GuardedPolicy, GuardedPredictor] = policy, predictor
 
-    def succeed(kind: str, made: G) -> G:
-        guarded[kind].close()
-        guarded[kind] = made
-        return made
+    def renew(new: Settings) -> tuple[GuardedPolicy, GuardedPredictor]:
+        nonlocal renewed
+        for old in renewed:
+            old.close()
+        renewed = _policy(new), _predictor(new)
+        return renewed
 
-    scheduler = Scheduler(
-        settings,
-        policy,
-        recovery,
-        predictor,
-        fallback,
-        lambda new: succeed("policy", _policy(new)),
-        lambda new: succeed("predictor", GuardedPredictor(registry.bare_predictor(new))),
-    )
-    return scheduler, lambda: [each.trouble for each in guarded.values() if each.trouble]
+    scheduler = Scheduler(settings, policy, recovery, predictor, fallback, renew)
+    return scheduler, lambda: [each.trouble for each in (*renewed, *others) if each.trouble]
+
+
+def _predictor(settings: Settings) -> GuardedPredictor:
+    return GuardedPredictor(registry.bare_predictor(settings))
 
 
 def _policy(settings: Settings) -> GuardedPolicy:

@@ -127,7 +127,7 @@ def test_a_package_declares_its_policys_system(
 ) -> None:
     assert load(None, {"CARMA_POLICY": "carma_test_good"}).predictor == "median"
     assert load(None, {"CARMA_POLICY": "carma_test_absent"}).predictor == "history"
-    assert "the system of the policy carma_test_absent is left out" in caplog.text
+    assert "carma_test_absent of carma.systems is left out" in caplog.text
 
 
 def test_an_unknown_name_lists_the_known_ones(installed: None) -> None:

@@ -26,13 +26,13 @@ class Plan:
 
 
 def on_reconfigured(state: State, event: Reconfigured) -> None:
-    its, new = state.deciding, event.settings
-    if state.make_policy and new.policy != state.settings.policy:
-        its.policy, its.stands_in = state.make_policy(new), False
+    its, old, new = state.deciding, state.settings, event.settings
+    are_others = (new.policy, new.predictor) != (old.policy, old.predictor)
+    if state.make_plugins and are_others:
+        its.policy, state.predictor = state.make_plugins(new)
+        its.stands_in = False
         its.ask_at, its.delay_s = -inf, FIRST_TRY_S
         forget_policy(state)
-    if state.make_predictor and new.predictor != state.settings.predictor:
-        state.predictor = state.make_predictor(new)  # for what is predicted from now on
     state.settings = new
     state.ledger.rerank()  # `limits.preemption` says whether jobs at a terminal go first
     state.shares.reconfigure(new.fairness, event.at)
