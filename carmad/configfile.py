@@ -12,7 +12,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
@@ -78,7 +78,8 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
     variables = {key: name for name in environ if (key := _key_of(name))}
-    sources = _Sources(path, variables)
+    words = {key: f"the environment variable {name}" for key, name in variables.items()}
+    sources = _Sources(path, words)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
     _settings(tree, sources, strict=True)  # so that "5" is no number
@@ -101,7 +102,7 @@ def change(settings: Settings, words: Iterable[str]) -> Settings:
         elif origin or value != usual:
             origins[_name(key)] = origin or "a program"
     options = dict(map(_assignment, words))
-    sources = _Sources(None, {}, options)
+    sources = _Sources(None, {key: f"--set {_name(key)}" for key in options})
     for key, text in options.items():
         sources.expect_setting(key)
         _put(tree, key, text)
@@ -134,15 +135,11 @@ def dump(settings: Settings) -> str:
 
 
 class _Sources:
-    """Where each setting was given, for error messages."""
+    """Where each setting was given, for error messages. `words`: of those that no file has."""
 
-    def __init__(
-        self, path: Path | None, variables: Mapping[_Key, str], options: Collection[_Key] = ()
-    ) -> None:
+    def __init__(self, path: Path | None, words: dict[_Key, str]) -> None:
         self._path = path
-        self._variables = variables
-        self._options = options
-        self.by_policy: dict[_Key, str] = {}  # which policy's system has it
+        self.words = words
 
     def error(self, key: _Key, wrong: str) -> CarmaError:
         default = _defaults().get(key)
@@ -163,7 +160,7 @@ class _Sources:
         hint = "`carma config show` lists all of them."
         for near in difflib.get_close_matches(_name(key), names, n=1):
             variable = _PREFIX + near.upper().replace(".", "__")
-            hint = f"Did you mean {variable if key in self._variables else near}?"
+            hint = f"Did you mean {variable if _PREFIX in self.words.get(key, '') else near}?"
         raise CarmaError(f"{self._where(key)} is not a setting", hint)
 
     def validate(self, validate: Callable[[], T], below: _Key = ()) -> T:
@@ -179,13 +176,8 @@ class _Sources:
             raise self.error(key, f"{what}, not {first['input']!r}") from None
 
     def _where(self, key: _Key) -> str:
-        if name := self._variables.get(key):
-            return f"the environment variable {name}"
-        if key in self._options:
-            return f"--set {_name(key)}"
-        if policy := self.by_policy.get(key):
-            return f"{_name(key)}, as the system of the policy {policy} has it,"
-        return f"{self._path}: {_name(key)}" if self._path else _name(key)
+        in_file = f"{self._path}: {_name(key)}" if self._path else _name(key)
+        return self.words.get(key, in_file)
 
 
 def _read(path: Path) -> _Tree:
@@ -222,7 +214,7 @@ def _complete(tree: _Tree, origins: dict[str, str], sources: _Sources) -> Settin
     for name, value in (system.settings if system else {}).items():
         if name not in origins:
             key = tuple(name.split("."))
-            sources.by_policy[key] = policy
+            sources.words[key] = f"{name}, as the system of the policy {policy} has it,"
             sources.expect_setting(key)
             _put(tree, key, value)
             origins[name] = POLICY
