@@ -126,6 +126,9 @@ class Estimation:
         return self.within_s + min(2 * self.within_s, IMPORTS_S)
 
 
+ENOUGH = 8  # GPUs of which one may be reserved, with "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class Profiling:
     """Running new jobs alone for a while, to profile them (Lucid paper, 3.2; Castor paper, section
@@ -136,6 +139,10 @@ class Profiling:
     # or more, none of fewer
     gpus: AtOnce[Count | Literal["auto"]] = 0
     largest: AtOnce[Count] = 8  # N_prof: jobs with more GPUs get no profiling run
+
+    def reserved(self, of: int) -> int:
+        """How many GPUs are reserved for it, of so many: never all."""
+        return min(of // ENOUGH, 1) if self.gpus == "auto" else max(0, min(self.gpus, of - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from carmad.plugin import (
 from policies.reasons import expectation
 from policies.rules import Rules
 
-ENOUGH = 8  # GPUs of which one may be reserved, with "auto"
 TOLD = 16  # the first jobs that wait to be profiled, which get reasons
 
 
@@ -112,10 +111,7 @@ def widest(gpus: frozenset[GpuId], view: View) -> int:
 
 
 def _own(view: View) -> frozenset[GpuId]:
-    gpus, wanted = len(view.node_of), view.settings.profiling.gpus
-    count = min(gpus // ENOUGH, 1) if wanted == "auto" else min(wanted, gpus - 1)
-    if count <= 0:
-        return frozenset()
+    count = view.settings.profiling.reserved(len(view.node_of))
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
     usable = (gpu.id for gpu in last_first if _usable(gpu, view))
     return frozenset(islice(usable, count))

@@ -141,17 +141,19 @@ def _system(settings: Settings, scene: Scene, models: Models) -> Iterator[CheckO
     policy, system = settings.policy, registry.systems().get(settings.policy)
     if system is None:
         return
-    values, origins = configfile.by_name(settings), settings.origins
-    found = [
-        f"{name} is {values[name]}"
-        + (f" ({origins.get(name, 'default')}), not {its}" if values[name] != its else "")
-        for name, its in system.settings.items()
-    ]
+    values, found = configfile.by_name(settings), []
+    for name, its in system.settings.items():
+        where = settings.origins.get(name, "default")
+        other = f" ({where}), not {json.dumps(its)}" if values[name] != its else ""
+        found.append(f"{name} is {json.dumps(values[name])}{other}")
+    if "profiling.gpus" in system.settings:
+        gpus = len(scene.view.gpus)
+        found.append(f"so that {settings.profiling.reserved(gpus)} of {gpus} GPUs profile new jobs")
     yield verdict("system", True, f"for {policy}, {', '.join(found)}")
     is_used = system.model and settings.predictor == system.settings.get("predictor")
     if is_used and not models.has(system.model):
         said = (each for each in models.last_words if each.startswith(f"{system.model}: "))
-        detail = f"{settings.predictor} knows only earlier runs of a job, as there is no model yet"
+        detail = f"{settings.predictor} goes by earlier runs alone, as there is no model yet"
         if packages := missing_packages():
             detail, hint = f"{detail}: {packages} is not installed", how_to_add("policies")
         else:

@@ -688,18 +688,19 @@ def test_the_doctor_says_what_a_policys_system_lacks():
     trained = SimpleNamespace(has=lambda name: name == "duration", last_words=())
 
     def found(settings, *line, models=nothing):
-        scene = SimpleNamespace(line=line)
+        scene = SimpleNamespace(line=line, view=SimpleNamespace(gpus=range(8)))
         return {each["name"]: each for each in doctor._system(settings, scene, models)}
 
     lucid = configfile.load(None, {"CARMA_POLICY": "lucid"})
     assert found(Settings()) == {}
     system, model = found(lucid).values()
-    assert "predictor is additive" in system["detail"] and "not" not in system["detail"]
+    assert 'predictor is "additive"' in system["detail"] and "not" not in system["detail"]
+    assert system["detail"].endswith("so that 1 of 8 GPUs profile new jobs")
     assert model["ok"] is None and model["detail"].endswith("yet: duration: 9 jobs are too few")
     assert list(found(lucid, models=trained)) == ["system"]
     without = configfile.load(None, {"CARMA_POLICY": "lucid", "CARMA_PREDICTOR": "history"})
     (system,) = found(without).values()
-    assert "predictor is history (environment), not additive" in system["detail"]
+    assert 'predictor is "history" (environment), not "additive"' in system["detail"]
     cuckoo = configfile.load(None, {"CARMA_POLICY": "cuckoo"})
     known = a_job(1, spec=a_spec(expected_s=60.0), stage_times=(StageTimes(0.1, 0.1, 0.1),))
     lacking = found(cuckoo, known, a_job(2), a_job(3, spec=a_spec(expected_s=60.0)))
