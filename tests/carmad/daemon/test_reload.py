@@ -133,7 +133,10 @@ def test_the_rest_stays() -> None:
     limits = Limits(gpus_per_user=2, kill_grace_s=1)
     wanted = Settings(policy="rr", estimator="declared", limits=limits)
     taken = Settings(policy="rr", limits=Limits(gpus_per_user=2))
-    assert merge(Settings(), wanted) == taken
+    wanted = replace(wanted, origins={"policy": "file", "estimator": "file"})
+    merged = merge(Settings(), wanted)
+    assert merged == taken
+    assert merged.origins == {"policy": "file"}, "the estimator is the default, until a restart"
 
 
 def test_the_core_judges_by_the_new_settings_at_once() -> None:
