@@ -52,12 +52,12 @@ LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
 found, installed = {}, entry_points()
-for kind in (
-    "policies", "recoveries", "predictors", "estimators", "settings", "reasons",
-    "systems", "commands", "routes", "followers", "services", "submissions", "checks",
-):
+for group in sorted(installed.groups):
+    project, _, kind = group.partition(".")
+    if project != "carma" or kind == "tracer_patches":  # these are for a job's own Python
+        continue
     found[kind] = {}
-    for point in installed.select(group="carma." + kind):
+    for point in installed.select(group=group):
         try:
             point.load()
             found[kind][point.name] = ""
