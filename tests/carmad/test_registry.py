@@ -59,7 +59,7 @@ REASONS = {
     "memory": Wording("Mine", lambda r: "is mine"),
 }
 NO_WORDS = {"silent": "words"}
-SYSTEM = System({"predictor": "median"})
+SYSTEM = System({"predictor": "forest"})
 def needs_things(settings):
     import no_such_module
 def refuses(settings):
@@ -125,7 +125,7 @@ def test_found_by_name(installed: None) -> None:
 def test_a_package_declares_its_policys_system(
     installed: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert load(None, {"CARMA_POLICY": "carma_test_good"}).predictor == "median"
+    assert load(None, {"CARMA_POLICY": "carma_test_good"}).predictor == "forest"
     assert load(None, {"CARMA_POLICY": "carma_test_absent"}).predictor == "history"
     assert "carma_test_absent of carma.systems is left out" in caplog.text
 

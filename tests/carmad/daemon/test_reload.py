@@ -19,7 +19,7 @@ from carmad.store import journal
 from tests.daemon import NO_KERNELS, Carmad, until
 
 ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"
-TWO = f'policy = "rr"\npredictor = "median"\n[models]\nretrain_days = 3\n{ONE.replace("1", "2")}'
+TWO = f'policy = "rr"\npredictor = "forest"\n[models]\nretrain_days = 3\n{ONE.replace("1", "2")}'
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     reload(carmad, TWO)
     await_log(carmad, "policy from magm to rr")
     await_log(carmad, "collocation.max_jobs_per_gpu from 1 to 2")
-    await_log(carmad, "predictor from history to median")
+    await_log(carmad, "predictor from history to forest")
     await_log(carmad, "restart carmad to change models.retrain_days from 7.0 to 3.0")
     carmad.await_state(second, "running", "starting")
     config = carmad.get("/v1/config")
@@ -64,10 +64,10 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     checks = {check["name"]: check for check in carmad.get("/v1/doctor")["checks"]}
     waits = "only a restart changes models.retrain_days from 7.0 to 3.0"
     assert waits in checks["settings"]["detail"]
-    assert checks["predictor"]["detail"] == "median predicts how long jobs take"
+    assert checks["predictor"]["detail"] == "forest predicts how long jobs take"
     settings = config["settings"]
     assert settings["collocation"]["max_jobs_per_gpu"] == 2
-    assert (settings["policy"], settings["predictor"]) == ("rr", "median")
+    assert (settings["policy"], settings["predictor"]) == ("rr", "forest")
     assert carmad.get("/v1/status")["server"]["policy"] == "rr"
     assert "max_jobs_per_gpu = 2" in carmad.carma("config", "show")
     carmad.stop()
@@ -98,8 +98,8 @@ def test_a_policy_brings_its_system_while_the_daemon_runs(carmad: Carmad) -> Non
     checks = {check["name"]: check["detail"] for check in carmad.get("/v1/doctor")["checks"]}
     assert checks["predictor"] == "additive predicts how long jobs take"
     assert "there is no model yet" in checks["system: model"]
-    reload(carmad, 'policy = "lucid"\npredictor = "median"\n')
-    await_log(carmad, "predictor from additive to median")
+    reload(carmad, 'policy = "lucid"\npredictor = "forest"\n')
+    await_log(carmad, "predictor from additive to forest")
     assert carmad.get("/v1/config")["origins"]["predictor"] == "file"
     carmad.carma("config", "set", "policy", "magm")
     config = carmad.get("/v1/config")
