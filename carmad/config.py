@@ -15,8 +15,8 @@ from annotated_types import Ge, Gt, Interval
 T = TypeVar("T")
 
 _AT_ONCE = "a reload changes it"
-# For settings that are read at each use. All others are used only at startup, especially by
-# plugins, and need a restart. Watch and Fleet keep those that they were made with.
+# For settings that are read at each use, and those that name the policy and the predictor, which
+# are made anew. All others are used only at startup, and need a restart.
 AtOnce = Annotated[T, _AT_ONCE]
 
 Number = Annotated[float, Ge(0)]
@@ -25,6 +25,7 @@ Count = Annotated[int, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 
 KNOWN_WINDOW_S = 5.0
+POLICY = "policy"  # the origin of a setting that the policy's system has
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +126,23 @@ class Estimation:
         return self.within_s + min(2 * self.within_s, IMPORTS_S)
 
 
+ENOUGH = 8  # GPUs of which one may be reserved, with "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class Profiling:
     """Running new jobs alone for a while, to profile them (Lucid paper, 3.2; Castor paper, section
     7). Has no effect under policies that do not request it."""
 
-    run_s: Number = 200.0  # T_prof; `--cold-start` adds to it
-    gpus: Count = 0  # C_prof: the last N GPUs are reserved for it; 0: jobs stay where they are
-    largest: Count = 8  # N_prof: jobs with more GPUs get no profiling run
+    run_s: AtOnce[Number] = 200.0  # T_prof; `--cold-start` adds to it
+    # C_prof: the last N GPUs are reserved for it; 0: jobs stay where they are; "auto": one of eight
+    # or more, none of fewer
+    gpus: AtOnce[Count | Literal["auto"]] = 0
+    largest: AtOnce[Count] = 8  # N_prof: jobs with more GPUs get no profiling run
+
+    def reserved(self, of: int) -> int:
+        """How many GPUs are reserved for it, of so many: never all."""
+        return min(of // ENOUGH, 1) if self.gpus == "auto" else max(0, min(self.gpus, of - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +324,7 @@ class Settings:
     policy: AtOnce[str] = "magm"  # places jobs on GPUs
     policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
     estimator: str = "auto"  # estimates memory (`auto`: the best that has an answer)
-    predictor: str = "history"  # predicts how long a job will run
+    predictor: AtOnce[str] = "history"  # predicts how long a job will run
     monitor: Monitor = field(default_factory=Monitor)
     risk: Risk = field(default_factory=Risk)
     preconditions: Preconditions | None = None  # of all policies; None: each has its own default
@@ -339,6 +349,9 @@ class Settings:
     notify: Notify = field(default_factory=Notify)
     metrics: Metrics = field(default_factory=Metrics)
     cluster: Cluster = field(default_factory=Cluster)
+    # Which part of what is set here comes from where, by full name: "file", "environment",
+    # POLICY, an option. What has none is the default, or was set by a program.
+    origins: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def preconditions_for(self, policy: str) -> Preconditions:
         """Those set for the policy, or else for all policies. By default, `rr` has none (CARMA

@@ -12,7 +12,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from carmad import registry
-from carmad.config import Preconditions, Settings
+from carmad.config import POLICY, Preconditions, Settings
 from carmad.core.gpus.idling import ladder
 from carmad.errors import CarmaError
 
@@ -62,42 +62,52 @@ def as_tree(settings: Settings) -> _Tree:
     """Nested tables, as in a settings file: plugins' settings are below kind and name."""
     tree = asdict(settings)
     given = tree.pop("plugins")
+    del tree["origins"]
     for (kind, name), declared in registry.settings_of_plugins().items():
         own = asdict(declared()) | given.get(f"{kind}.{name}", {})
         tree.setdefault(kind, {}).setdefault(name, {}).update(own)
     return tree
 
 
-def from_tree(tree: _Tree) -> Settings:
+def from_tree(tree: _Tree, origins: Mapping[str, str]) -> Settings:
     """The settings of which this is the tree."""
-    return _validate(tree, _Sources(None, {}))
+    return replace(_validate(tree, _Sources(None, {})), origins=dict(origins))
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
     variables = {key: name for name in environ if (key := _key_of(name))}
-    sources = _Sources(path, variables)
+    words = {key: f"the environment variable {name}" for key, name in variables.items()}
+    sources = _Sources(path, words)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
     _settings(tree, sources, strict=True)  # so that "5" is no number
+    origins = {_name(key): "file" for key, _ in _leaves(tree)}
     for key, name in variables.items():
         sources.expect_setting(key)
         _put(tree, key, environ[name])
-    return _validate(tree, sources)
+        origins[_name(key)] = "environment"
+    return _complete(tree, origins, sources)
 
 
 def change(settings: Settings, words: Iterable[str]) -> Settings:
-    """`settings` changed by `--set` arguments: monitor.window_s=5."""
-    tree = as_tree(settings)
+    """`settings` changed by `--set` arguments: monitor.window_s=5. With another policy comes what
+    that one's system has, in place of the last one's."""
+    tree, origins = as_tree(settings), dict[str, str]()
+    for key, value in _leaves(tree):
+        origin, usual = settings.origins.get(_name(key)), _defaults().get(key)
+        if origin == POLICY:
+            _put(tree, key, usual)
+        elif origin or value != usual:
+            origins[_name(key)] = origin or "a program"
     options = dict(map(_assignment, words))
-    sources = _Sources(None, {}, options)
-    for key, value in options.items():
+    sources = _Sources(None, {key: f"--set {_name(key)}" for key in options})
+    for key, text in options.items():
         sources.expect_setting(key)
-        if key in _sections():
-            raise sources.error(key, "is a group of settings, not a setting")
-        _put(tree, key, value)
-    return _validate(tree, sources)
+        _put(tree, key, text)
+        origins[_name(key)] = "--set"
+    return _complete(tree, origins, sources)
 
 
 def address(text: str) -> tuple[str, int] | None:
@@ -113,25 +123,23 @@ def address(text: str) -> tuple[str, int] | None:
 
 def by_name(settings: Settings) -> dict[str, Any]:
     """Every setting by its full name, such as "monitor.window_s"."""
-    return {".".join(key): value for key, value in _leaves(as_tree(settings))}
+    return {_name(key): value for key, value in _leaves(as_tree(settings))}
 
 
 def dump(settings: Settings) -> str:
-    """TOML that `load` reads back as the same settings."""
+    """TOML that `load` reads back as the same settings. A comment says where each comes from, if it
+    is not the default."""
     lines: list[str] = []
-    _write(as_tree(settings), (), lines)
+    _write(as_tree(settings), (), settings.origins, lines)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 class _Sources:
-    """Where each setting was given, for error messages."""
+    """Where each setting was given, for error messages. `words`: of those that no file has."""
 
-    def __init__(
-        self, path: Path | None, variables: Mapping[_Key, str], options: Collection[_Key] = ()
-    ) -> None:
+    def __init__(self, path: Path | None, words: dict[_Key, str]) -> None:
         self._path = path
-        self._variables = variables
-        self._options = options
+        self.words = words
 
     def error(self, key: _Key, wrong: str) -> CarmaError:
         default = _defaults().get(key)
@@ -141,16 +149,18 @@ class _Sources:
     def expect_setting(self, key: _Key) -> None:
         weight = len(key) == 3 and key[:2] == _WEIGHTS_OF_USERS
         in_policy = len(key) == 3 and key[0] == "policies" and key[2] in _POLICY_KEYS
-        if key in _defaults() or key in _sections() or in_policy or weight:
+        if key in _defaults() or in_policy or weight:
             return
-        names = [".".join(known) for known in _defaults()]
+        if key in _sections():
+            raise self.error(key, "is a group of settings, not a setting")
+        names = [*map(_name, _defaults())]
         if key[0] == "policies":
-            own = [".".join(known) for known in _defaults() if known[:2] == key[:2]]
+            own = [_name(known) for known in _defaults() if known[:2] == key[:2]]
             names = [".".join(("policies", *key[1:2], name)) for name in _POLICY_KEYS] + own
         hint = "`carma config show` lists all of them."
-        for near in difflib.get_close_matches(".".join(key), names, n=1):
+        for near in difflib.get_close_matches(_name(key), names, n=1):
             variable = _PREFIX + near.upper().replace(".", "__")
-            hint = f"Did you mean {variable if key in self._variables else near}?"
+            hint = f"Did you mean {variable if _PREFIX in self.words.get(key, '') else near}?"
         raise CarmaError(f"{self._where(key)} is not a setting", hint)
 
     def validate(self, validate: Callable[[], T], below: _Key = ()) -> T:
@@ -160,17 +170,14 @@ class _Sources:
         except ValidationError as error:
             first = error.errors()[0]
             key = (*below, *(str(part) for part in first["loc"]))
+            if key[:-1] in _defaults():  # of several types that it may have, the first
+                key = key[:-1]
             what = first["msg"].removeprefix("Input ")
-            if first["type"] in {"dataclass_type", "dict_type"}:
-                what = "should be a table"
             raise self.error(key, f"{what}, not {first['input']!r}") from None
 
     def _where(self, key: _Key) -> str:
-        if name := self._variables.get(key):
-            return f"the environment variable {name}"
-        if key in self._options:
-            return f"--set {'.'.join(key)}"
-        return f"{self._path}: {'.'.join(key)}" if self._path else ".".join(key)
+        in_file = f"{self._path}: {_name(key)}" if self._path else _name(key)
+        return self.words.get(key, in_file)
 
 
 def _read(path: Path) -> _Tree:
@@ -198,6 +205,20 @@ def _assignment(word: str) -> tuple[_Key, str]:
         raise CarmaError(f"--set {word} has no value", "as in --set monitor.window_s=5")
     key = tuple(name.split("."))
     return key, value
+
+
+def _complete(tree: _Tree, origins: dict[str, str], sources: _Sources) -> Settings:
+    """With what the policy's system has, where `origins` does not say that it is set."""
+    policy = tree.get("policy", _defaults()["policy",])
+    system = registry.systems().get(policy)
+    for name, value in (system.settings if system else {}).items():
+        if name not in origins:
+            key = tuple(name.split("."))
+            sources.words[key] = f"{name}, as the system of the policy {policy} has it,"
+            sources.expect_setting(key)
+            _put(tree, key, value)
+            origins[name] = POLICY
+    return replace(_validate(tree, sources), origins=origins)
 
 
 def _validate(tree: _Tree, sources: _Sources) -> Settings:
@@ -243,7 +264,11 @@ def _adapter(type_: type) -> TypeAdapter[Any]:
     return TypeAdapter(type_)
 
 
-def _put(tree: _Tree, key: _Key, value: str) -> None:
+def _name(key: _Key) -> str:
+    return ".".join(key)
+
+
+def _put(tree: _Tree, key: _Key, value: object) -> None:
     for name in key[:-1]:
         if tree.get(name) is None:
             tree[name] = {}
@@ -283,16 +308,18 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             )
 
 
-def _write(table: _Tree, name: _Key, lines: list[str]) -> None:
+def _write(table: _Tree, name: _Key, origins: Mapping[str, str], lines: list[str]) -> None:
     values = {key: value for key, value in table.items() if not isinstance(value, dict)}
     if name and values:
         lines.append(f"\n[{'.'.join(map(_bare, name))}]")
     for key, value in values.items():
         # TOML has no null: a setting without a value is left out.
-        lines.append(f"# {key} is not set" if value is None else f"{key} = {_value(value)}")
+        line = f"# {key} is not set" if value is None else f"{key} = {_value(value)}"
+        origin = origins.get(_name((*name, key)))
+        lines.append(f"{line}  # {origin}" if origin else line)
     for key, value in table.items():
         if isinstance(value, dict):
-            _write(value, (*name, key), lines)
+            _write(value, (*name, key), origins, lines)
 
 
 def _bare(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Gpu
@@ -17,6 +17,19 @@ from carmad.core.jobs.states import JobState
 from carmad.core.messages import Event, Step
 from carmad.core.scene import Scene
 from carmad.errors import CarmaError
+
+Known = Literal["duration", "stages"]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What a policy's paper has besides the policy. Who names the policy sets `settings`, by their
+    full names, unless they are set otherwise; `carma doctor` says what else is missing."""
+
+    settings: Mapping[str, bool | float | str]
+    model: str = ""  # the trained model that the predictor among them needs
+    of_jobs: tuple[Known, ...] = ()  # what the policy has to know of each job
+
 
 API_VERSION = 1  # of what plugins may use: raised by one when something in it changes or goes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -106,19 +105,6 @@ def packages_of(extra: str) -> list[str]:
     needed = (each.partition(";") for each in requires(DISTRIBUTION) or ())
     quoted = (f"'{extra}'", f'"{extra}"')
     return [name.strip() for name, _, of in needed if any(each in of for each in quoted)]
-
-
-def missing(extra: str) -> list[str]:
-    """The packages of an optional part that are not installed, whatever their version."""
-    return [package for package in packages_of(extra) if not _is_there(package)]
-
-
-def _is_there(package: str) -> bool:
-    name = re.match(r"[\w.-]+", package)
-    try:
-        return name is not None and bool(version(name[0]))
-    except PackageNotFoundError:
-        return False
 
 
 def conflict() -> CarmaError | None:

@@ -81,6 +81,7 @@ from carmad.edge import Follower as Follower
 from carmad.edge import Host as Host
 from carmad.edge import Records as Records
 from carmad.edge import SubmissionCheck as SubmissionCheck
+from carmad.edge import System as System
 from carmad.errors import CarmaError as CarmaError
 from carmad.explanation import ContextOut as ContextOut
 from carmad.explanation import ExplanationOut as ExplanationOut

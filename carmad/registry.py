@@ -1,5 +1,5 @@
 """Finds plugins by name among the installed entry points, and what they declare: their settings,
-and the wording of their reasons."""
+the systems of policies, and the wording of reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carmad import installed, paths
 from carmad.config import Preconditions, Settings
 from carmad.core.placing.view import Policy
 from carmad.core.ports import Estimator, Predictor, Recovery, Server
-from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck
+from carmad.edge import BackgroundService, Follower, Host, SubmissionCheck, System
 from carmad.errors import CarmaError
 from carmad.guards import GuardedEstimator
 from carmad.words import Wording
@@ -85,10 +85,7 @@ def services(host: Host) -> dict[str, BackgroundService]:
 
 def followers(host: Host) -> dict[str, Follower]:
     """The installed followers, by name."""
-    found = dict(installed.load_each("carma.followers", lambda build: build(host)))
-    for name in [name for name, made in found.items() if not isinstance(made, Follower)]:
-        log.error("%s is left out, as it is not a Follower: %.200r", name, found.pop(name))
-    return found
+    return dict(installed.load_each("carma.followers", lambda build: _is_a(Follower, build(host))))
 
 
 def routers() -> dict[str, Any]:
@@ -128,6 +125,13 @@ def settings_of_plugins() -> Mapping[tuple[str, str], type]:
 
 
 @cache
+def systems() -> Mapping[str, System]:
+    """The systems of which policies are part, by policy: entry points of the group
+    `carma.systems`."""
+    return dict(installed.load_each("carma.systems", lambda its: _is_a(System, its)))
+
+
+@cache
 def wordings() -> Mapping[str, Wording]:
     """The wording of the reasons of all installed plugins, by code: entry points of the group
     `carma.reasons`. If two declare the same code, CARMA's own wins."""
@@ -139,6 +143,12 @@ def wordings() -> Mapping[str, Wording]:
             else:
                 log.error("the reason %r of %s has no Wording", code, name)
     return found
+
+
+def _is_a(kind: type[T], made: object) -> T:
+    if not isinstance(made, kind):
+        raise TypeError(f"this is no {kind.__name__}: {made!r:.200}")
+    return made
 
 
 def _load(kind: str, name: str, settings: Settings, *given: object) -> object:

@@ -136,7 +136,10 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
         failing(registry.bare_recovery(settings), script),
         failing(registry.bare_predictor(settings), script),
         failing(fallback, script, FALLBACK) if fallback else None,
-        lambda new: failing(registry.bare_policy(new), script),
+        lambda new: (
+            failing(registry.bare_policy(new), script),
+            failing(registry.bare_predictor(new), script),
+        ),
     )
     core.handle(Discovered(0.0, begin.gpus, begin.unread))
     for sampled in begin.samples:

@@ -14,8 +14,6 @@ from carmad.readable import clean, duration, energy
 if TYPE_CHECKING:
     from carmad.api.report import ReportOut
 
-PERIODS = ("week", "month")
-
 
 def last(period: str, today: date) -> tuple[datetime, datetime]:
     """The last whole week, Monday to Sunday, or calendar month, before `today`. In local time: a

@@ -3,10 +3,8 @@ takes precedence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
-from statistics import median as middle
 
 from carmad.learning.features import bucket, duration_features, exemplars_of
 from carmad.plugin import Additive, History, Job, Lookup, Model, Prediction, Settings
@@ -55,17 +53,7 @@ def forest(settings: Settings) -> Chain:
     gets through quickly, and more is known about a long one next time. For a job that has run, but
     is not in the model, its own runs are used.
     """
-    return Chain("forest", (owners_prediction, by_forest, recurring, unseen("forest")))
-
-
-def mean(settings: Settings) -> Chain:
-    """The mean of earlier runs of the same job, and 0 for one that has not run before: as `median`
-    a baseline of the A-SRPT paper's forest (V-B, 2-d)."""
-    return Chain("mean", (owners_prediction, of_runs("mean", fmean), unseen("mean")))
-
-
-def median(settings: Settings) -> Chain:
-    return Chain("median", (owners_prediction, of_runs("median", middle), unseen("median")))
+    return Chain("forest", (owners_prediction, by_forest, recurring, unseen))
 
 
 # -- answers
@@ -117,20 +105,8 @@ def by_forest(job: Job, history: History, models: Mapping[str, Model]) -> Predic
     return Prediction(model.predict(job.group), "forest", notes=notes)
 
 
-def of_runs(name: str, fold: Callable[[Sequence[float]], float]) -> Answer:
-    def answer(job: Job, history: History, models: Mapping[str, Model]) -> Prediction | None:
-        seconds = history.by_group.of(job.group)
-        if not seconds:
-            return None
-        of = "one earlier run" if len(seconds) == 1 else f"the {name} of {len(seconds)} runs"
-        return Prediction(fold(seconds), name, notes=(f"{of} of this job",))
-
-    return answer
-
-
-def unseen(source: str) -> Answer:
-    found = Prediction(0.0, source, notes=("it has not run before",))
-    return lambda job, history, models: found
+def unseen(job: Job, history: History, models: Mapping[str, Model]) -> Prediction | None:
+    return Prediction(0.0, "forest", notes=("it has not run before",))
 
 
 def _values(job: Job, history: History, exemplars: tuple[str, ...]) -> Mapping[str, float | str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View, idle
+from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, System, View, idle
 from lab.preemptive import Preemptive
 from policies.builtin import exclusive, in_order
 from policies.castor.sharing import JOBS_PER_GPU
@@ -58,6 +58,8 @@ def qssf(settings: Settings) -> Ranked:
 
 
 # -- with preemption
+
+PREEMPTING = System({"limits.preemption": True})
 
 
 def srtf(settings: Settings) -> Preemptive:

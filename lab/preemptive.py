@@ -16,7 +16,6 @@ from carmad.plugin import (
     GpuView,
     Job,
     JobId,
-    Placement,
     Preemption,
     Proposal,
     Reason,
@@ -77,7 +76,6 @@ class Preemptive:
                 return placement.gpus, (placement,)
             room = self._room(job, view, leaving)
             if room is None:
-                placement = self._with_refusal(job, view, placement)
                 chance = () if has_head else self._next_chance(job, view)
                 has_head = True
                 return (), (placement, *chance)
@@ -87,12 +85,6 @@ class Preemptive:
             return room.gpus, (*preemptions, replace(placement, reasons=(room.reason,)))
 
         return down_the_line(view, turn)
-
-    def _with_refusal(self, head: Job, view: View, placement: Placement) -> Placement:
-        """The placement, with a reason if only `limits.preemption` protects running jobs."""
-        if view.settings.limits.preemption or not self._lower(head, view, set()):
-            return placement
-        return replace(placement, reasons=(*placement.reasons, Reason("preemption_off")))
 
     def _room(self, head: Job, view: View, leaving: set[JobId]) -> Room | None:
         """None: it cannot start, whatever it preempts."""
@@ -149,8 +141,6 @@ class Preemptive:
 
     def _next_chance(self, head: Job, view: View) -> tuple[AskAgain, ...]:
         """Ask again when the next running job falls behind `head`."""
-        if not view.settings.limits.preemption:
-            return ()
         bar = self.priority(head, view.now) + self.margin
         instants = (
             at

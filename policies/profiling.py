@@ -111,9 +111,7 @@ def widest(gpus: frozenset[GpuId], view: View) -> int:
 
 
 def _own(view: View) -> frozenset[GpuId]:
-    count = min(view.settings.profiling.gpus, len(view.node_of) - 1)
-    if count <= 0:
-        return frozenset()
+    count = view.settings.profiling.reserved(len(view.node_of))
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
     usable = (gpu.id for gpu in last_first if _usable(gpu, view))
     return frozenset(islice(usable, count))

@@ -77,10 +77,6 @@ REASONS = {
     "unstable": Wording("Unstable", _unstable),
     # of the job
     "preempted": Wording("Preempted", lambda r: f"gives its GPUs back: {r.detail}"),
-    "preemption_off": Wording(
-        "PreemptionOff",
-        lambda r: "it goes before running jobs, but none may be preempted (limits.preemption)",
-    ),
     "making_room": Wording(
         "MakingRoom",
         lambda r: f"has {r.have:.0f} of {r.need:.0f} GPUs; {r.detail} must leave first",

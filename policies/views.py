@@ -195,11 +195,9 @@ def fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job
 
 
 def yields(job: Job, head: Job, view: View) -> bool:
-    """Whether `job` may be preempted, or might if that were on, and would be behind `head` then if
-    its number is higher."""
-    off = not view.settings.limits.preemption
+    """Whether `job` may be preempted, and would be behind `head` then if its number is higher."""
     return (
-        (off or job.id in view.preemptible)
+        job.id in view.preemptible
         and job.spec.nice >= head.spec.nice
         and (job.retry is None or head.retry is not None)
     )

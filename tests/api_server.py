@@ -101,7 +101,7 @@ class Daemon:
             experience=Experience(settings),
             estimate=_guesses,
             doctor=lambda scene: doctor.checks(
-                settings, scene, CAPABILITIES, self.store, False, None
+                settings, scene, CAPABILITIES, self.store, False, None, self.service.models
             ),
             models=Untrained(folder / "models", self.store, 0.0, lambda models: None),
             timeline=timeline,

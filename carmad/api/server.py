@@ -23,7 +23,7 @@ from carmad.api.requests import Body, Name
 from carmad.api.rows import Row, row_out, visible_rows, waiting
 from carmad.api.service import Service
 from carmad.api.wire import SCHEMA, Digits, iso, pick, stamp
-from carmad.configfile import as_tree
+from carmad.configfile import as_tree, dump
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.placing.decision import Reason
@@ -146,12 +146,14 @@ class StatsOut(TypedDict):
 
 
 class ConfigOut(TypedDict):
-    """`settings` follows the settings file, whose names `schema` does not cover."""
+    """`settings` follows the settings file, whose names `schema` does not cover. `origins` has, by
+    full name, where those come from that are not the default: file, environment, policy."""
 
     schema: int
     settings: dict[str, Any]
+    origins: dict[str, str]
     path: str | None
-    toml: str | None
+    toml: str
     waiting: list[str] | None  # what only a restart changes; null: the file is broken
 
 
@@ -311,8 +313,9 @@ async def config(call: Caller) -> Response:
     out: ConfigOut = {
         "schema": SCHEMA,
         "settings": as_tree(service.settings),
+        "origins": service.settings.origins,
         "path": service.config_path,
-        "toml": service.config_toml,
+        "toml": dump(service.settings),
         "waiting": changes,
     }
     return answer(out)

@@ -80,7 +80,6 @@ class Service(Follower):
     # A mail to this user; why it was not taken, or "". Slow.
     send_test: Callable[[Owner], str] = lambda user: "this daemon only pretends"
     config_path: str | None = None
-    config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
     limited_by: Collection[str] = (CPU, MEMORY)  # controllers: see `carmad.attempt.environment`
     checks: Sequence[SubmissionCheck] = ()

@@ -126,11 +126,11 @@ class Scheduler:
         recovery: Recovery,
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
-        make_policy: Callable[[Settings], Policy] | None = None,
+        make_plugins: Callable[[Settings], tuple[Policy, Predictor]] | None = None,
     ) -> None:
-        """`fallback` decides while `policy` fails; None: jobs wait until it answers. `make_policy`
-        makes the policy that new settings name; None: the first one stays."""
-        self.state = State(settings, policy, recovery, predictor, fallback, make_policy)
+        """`fallback` decides while `policy` fails; None: jobs wait until it answers. `make_plugins`
+        makes the policy and the predictor that new settings name; None: the first ones stay."""
+        self.state = State(settings, policy, recovery, predictor, fallback, make_plugins)
 
     def handle(self, *events: Event) -> Step:
         """Process a batch of events, in time order, then plan once."""

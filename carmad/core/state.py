@@ -65,11 +65,11 @@ class State:
         recovery: Recovery,
         predictor: Predictor | None = None,
         fallback: Policy | None = None,
-        make_policy: Callable[[Settings], Policy] | None = None,
+        make_plugins: Callable[[Settings], tuple[Policy, Predictor]] | None = None,
     ) -> None:
         self.settings = settings
         self.deciding = Deciding(policy, fallback)
-        self.make_policy = make_policy  # that new settings name; None: the first one stays
+        self.make_plugins = make_plugins  # that new settings name; None: the first ones stay
         self.recovery = recovery
         self.predictor = predictor
         self.models: dict[str, Model] = {}  # trained models, by name

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from carmad import beats, paths
+from carmad import beats, configfile, paths, registry
 from carmad.api.checks import CheckOut, verdict
 from carmad.api.gpus import gpu_state
 from carmad.attempt import exits
@@ -24,11 +24,15 @@ from carmad.config import Settings
 from carmad.core.gpus.gpuview import GpuView
 from carmad.core.gpus.sharing import label
 from carmad.core.jobs.attempt import Mode
+from carmad.core.jobs.job import Job
 from carmad.core.scene import Scene
+from carmad.edge import Known
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
+from carmad.installed import how_to_add
+from carmad.learning.trained import Models, missing_packages
 from carmad.notify.sender import SENDMAIL, find_sendmail
 from carmad.readable import gib
 from carmad.store.sql import SqlStore
@@ -48,12 +52,12 @@ LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
 found, installed = {}, entry_points()
-for kind in (
-    "policies", "recoveries", "predictors", "estimators", "settings", "reasons",
-    "commands", "routes", "followers", "services", "submissions", "checks",
-):
+for group in sorted(installed.groups):
+    project, _, kind = group.partition(".")
+    if project != "carma" or kind == "tracer_patches":  # these are for a job's own Python
+        continue
     found[kind] = {}
-    for point in installed.select(group="carma." + kind):
+    for point in installed.select(group=group):
         try:
             point.load()
             found[kind][point.name] = ""
@@ -70,12 +74,14 @@ def checks(
     store: SqlStore,
     systemd: bool,
     mps: Mps | None,
+    models: Models,
     troubles: Sequence[Trouble] = (),
     outage: CarmaError | None = None,
 ) -> list[CheckOut]:
     """`outage`: why no job can be launched now. Slow: reads files and starts a process."""
     return [
         *_deciding(settings, troubles),
+        *_system(settings, scene, models),
         *_threads(),
         _identity(),
         *_hooks(Path(HOOKS)),
@@ -121,6 +127,45 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         else:
             hint += "Repair it or choose another, and restart carmad: running jobs continue."
             yield verdict(each.plugin, False, f"fails, so {each.without}: {what}", hint)
+
+
+# What a policy may have to know of a job, and where it comes from.
+KNOWN: Mapping[Known, tuple[Callable[[Job], object], str]] = {
+    "duration": (lambda job: job.expected_s, "Submit them with --expect."),
+    "stages": (lambda job: job.stage_times, "Submit them with --stages or --watch-stages."),
+}
+
+
+def _system(settings: Settings, scene: Scene, models: Models) -> Iterator[CheckOut]:
+    """Whether the policy has what its paper gives it."""
+    policy, system = settings.policy, registry.systems().get(settings.policy)
+    if system is None:
+        return
+    values, found = configfile.by_name(settings), []
+    for name, its in system.settings.items():
+        where = settings.origins.get(name, "default")
+        other = f" ({where}), not {json.dumps(its)}" if values[name] != its else ""
+        found.append(f"{name} is {json.dumps(values[name])}{other}")
+    if "profiling.gpus" in system.settings:
+        gpus = len(scene.view.gpus)
+        found.append(f"so that {settings.profiling.reserved(gpus)} of {gpus} GPUs profile new jobs")
+    yield verdict("system", True, f"for {policy}, {', '.join(found)}")
+    is_used = system.model and settings.predictor == system.settings.get("predictor")
+    if is_used and not models.has(system.model):
+        said = (each for each in models.last_words if each.startswith(f"{system.model}: "))
+        detail = f"{settings.predictor} goes by earlier runs alone, as there is no model yet"
+        if packages := missing_packages():
+            detail, hint = f"{detail}: {packages} is not installed", how_to_add("policies")
+        else:
+            detail = f"{detail}: {next(said, 'none has been trained')}"
+            hint = "It is trained once enough jobs have run; `carma doctor --train` tries at once."
+        yield verdict("system: model", None, detail, hint)
+    waiting = [job for job in scene.line if job.spec.gpus]
+    for what in system.of_jobs:
+        is_known, hint = KNOWN[what]
+        if lacking := sum(not is_known(job) for job in waiting):
+            detail = f"of {len(waiting)} jobs that wait, {lacking} have no known {what}"
+            yield verdict(f"system: {what}", None, detail, hint)
 
 
 def _threads() -> Iterator[CheckOut]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
-from carmad import beats, configfile, paths, registry, units
+from carmad import beats, paths, registry, units
 from carmad.api.app import create_app
 from carmad.api.checks import CheckOut
 from carmad.api.service import Service
@@ -30,7 +30,6 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.spec import JobSpec
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import CancelRequested, Noticed, Reconfigured, Step, Trained
-from carmad.core.placing.view import Policy
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.daemon import doctor
@@ -184,7 +183,6 @@ class Daemon:
             waiting_settings=lambda: find_waiting(self._service.settings, self.read_settings()),
             send_test=self._post.send_test,
             config_path=str(self._config) if self._config else None,
-            config_toml=configfile.dump(settings),
             troubles=self._troubles,
             limited_by=self._launcher.limited_by,
             checks=self._checks,
@@ -270,17 +268,17 @@ class Daemon:
         self._stack.callback(self._experience.close)
 
     def read_settings(self) -> Settings:
-        """Those that a start would find. Raises CarmaError, also if there is no such policy."""
+        """Those that a start would find. Raises CarmaError, also if a plugin is not there."""
         found, self._config = read_settings(self._options, self._state_dir)
         self._service.config_path = str(self._config) if self._config else None
         registry.bare_policy(found)
+        registry.bare_predictor(found)
         return found
 
     def reconfigure(self, new: Settings) -> None:
         """From now on, these settings are in effect. For any thread."""
         self.inbox.post(Reconfigured(self._clock(), new))
         self._in_force = self._service.settings = new
-        self._service.config_toml = configfile.dump(new)
         self._chores.retention = new.retention
 
     def _set_policy(self, name: str, by: str) -> None:
@@ -354,6 +352,7 @@ class Daemon:
             self._store,
             self._own_units,
             self._mps,
+            self._models,
             self._troubles(),
             self._world.outage,
         )
@@ -415,17 +414,23 @@ def _core(
         deputy = settings.policy_fallback
         fallback = _policy(replace(settings, policy=deputy, policy_fallback="")) if deputy else None
         recovery = GuardedRecovery(registry.bare_recovery(settings))
-        predictor = GuardedPredictor(registry.bare_predictor(settings))
-    guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+        predictor = _predictor(settings)
+    others = [each for each in (fallback, recovery) if each]
+    renewed: tuple[GuardedPolicy, GuardedPredictor] = policy, predictor
 
-    def succeed(new: Settings) -> Policy:
-        made = _policy(new)
-        guarded[0].close()
-        guarded[0] = made
-        return made
+    def renew(new: Settings) -> tuple[GuardedPolicy, GuardedPredictor]:
+        nonlocal renewed
+        for old in renewed:
+            old.close()
+        renewed = _policy(new), _predictor(new)
+        return renewed
 
-    scheduler = Scheduler(settings, policy, recovery, predictor, fallback, succeed)
-    return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
+    scheduler = Scheduler(settings, policy, recovery, predictor, fallback, renew)
+    return scheduler, lambda: [each.trouble for each in (*renewed, *others) if each.trouble]
+
+
+def _predictor(settings: Settings) -> GuardedPredictor:
+    return GuardedPredictor(registry.bare_predictor(settings))
 
 
 def _policy(settings: Settings) -> GuardedPolicy:

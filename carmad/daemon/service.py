@@ -183,6 +183,8 @@ def read_settings(options: argparse.Namespace, state_dir: Path) -> tuple[Setting
             settings,
             monitor=replace(settings.monitor, source=f"emulated:{state_dir / EMULATED}"),
             access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
+            origins=settings.origins
+            | dict.fromkeys(("monitor.source", "access.root_jobs"), "--emulated"),
         )
     return settings, file
 
@@ -235,7 +237,8 @@ def _reload(
     """The settings from now on."""
     wanted = read()
     loaded = merge(settings, wanted)
-    if changes := _differences(settings, loaded):
+    changes = _differences(settings, loaded)
+    if changes or loaded.origins != settings.origins:
         apply(loaded)
     log.info("settings reloaded: %s", "; ".join(changes) or "nothing changed")
     if waiting := find_waiting(loaded, wanted):
@@ -248,8 +251,9 @@ def find_waiting(settings: Settings, wanted: Settings) -> list[str]:
     return _differences(merge(settings, wanted), wanted)
 
 
-def merge(settings: Settings, wanted: Settings) -> Settings:
-    """`settings` with those that can change at once taken from `wanted`."""
+def merge(old: Settings, wanted: Settings) -> Settings:
+    """`old` with those that can change at once taken from `wanted`."""
+    settings = old
     for section, name in at_once():
         if not section:
             settings = replace(settings, **{name: getattr(wanted, name)})
@@ -257,7 +261,10 @@ def merge(settings: Settings, wanted: Settings) -> Settings:
         value = getattr(getattr(wanted, section), name)
         changed = replace(getattr(settings, section), **{name: value})
         settings = replace(settings, **{section: changed})
-    return settings
+    values, others = configfile.by_name(settings), configfile.by_name(wanted)
+    whose = {name: wanted if its == others.get(name) else old for name, its in values.items()}
+    found = {name: each.origins.get(name, "") for name, each in whose.items()}
+    return replace(settings, origins={name: where for name, where in found.items() if where})
 
 
 def _differences(old: Settings, new: Settings) -> list[str]:

@@ -76,6 +76,9 @@ class Models:
                     draft.unlink()
         return dict(self._read())
 
+    def has(self, name: str) -> bool:
+        return (self._directory / f"{name}.json").exists()
+
     @property
     def under_way(self) -> bool:
         return self._at_it.locked()

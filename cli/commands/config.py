@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from carmad import paths
+from carmad.config import POLICY
 from carmad.errors import CarmaError
 from cli import client, output
 from cli.app import Json, argument
 from cli.problems import Usage
+
+if TYPE_CHECKING:
+    from carmad.api.server import ConfigOut
 
 CONFIG_WITHIN_S = 5.0
 
@@ -21,7 +25,7 @@ def config_show(json: Json = False) -> int:
     if json:
         output.print_json(answer)
         return 0
-    print(f"# {answer['path'] or 'no file: all defaults'}")
+    print(f"# {answer['path'] or 'no file'}; what is not the default says where it comes from")
     print((answer["toml"] or "").rstrip())
     return 0
 
@@ -32,17 +36,17 @@ def config_check(
     ] = None,
 ) -> int:
     print(check_settings(file))
-    _tell_waiting_settings(file or Path(paths.config_path()))
+    with suppress(CarmaError):
+        answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
+        if answer["path"] == str((file or Path(paths.config_path())).absolute()):
+            _tell_waiting_settings(answer)
     return 0
 
 
-def _tell_waiting_settings(file: Path) -> None:
-    """The settings in this file that a running carmad applies only when it restarts."""
-    with suppress(CarmaError):
-        answer = client.get("/v1/config", within_s=CONFIG_WITHIN_S)
-        if answer["path"] == str(file.absolute()):
-            for each in answer.get("waiting") or ():  # an older carmad sends none
-                print(f"restart carmad to change {each}; running jobs continue")
+def _tell_waiting_settings(answer: ConfigOut) -> None:
+    """Those that the running carmad applies only when it restarts."""
+    for each in answer.get("waiting") or ():  # an older carmad sends none
+        print(f"restart carmad to change {each}; running jobs continue")
 
 
 def config_set(
@@ -52,8 +56,11 @@ def config_set(
     if setting != "policy":
         hint = "change the file that carma config show names, and then: systemctl reload carmad"
         raise Usage(f"{setting} cannot be set by a command", hint)
-    client.post("/v1/config", {"policy": value})
+    answer = client.post("/v1/config", {"policy": value})
     print(f"the policy {value} decides from now on")
+    if its := [name for name, origin in answer.get("origins", {}).items() if origin == POLICY]:
+        print(f"its system also sets {', '.join(its)}: see `carma config show`")
+    _tell_waiting_settings(answer)
     return 0
 
 

@@ -83,10 +83,6 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("preempted", detail="job 9 goes first"),
         "Nothing: it continues when its turn comes. `--no-requeue` prevents preemption.",
     ),
-    "preemption_off": (
-        Reason("preemption_off"),
-        "Wait, or ask an administrator to set `limits.preemption`.",
-    ),
     "making_room": (
         Reason("making_room", 2, 1, "GPUs", "job 7"),
         "Wait until the jobs that were preempted for it have stopped.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -38,7 +39,7 @@ def settings() -> list[Setting]:
         comments = comments_of(sys.modules[kind.__module__])
         for field in fields(kind):
             default = getattr(defaults, field.name)
-            if not section and field.name in {*sections, "policies", "plugins"}:
+            if not section and field.name in {*sections, "policies", "plugins", "origins"}:
                 continue
             found.append(
                 Setting(
@@ -75,7 +76,21 @@ def page() -> str:
         f" {at_once}.",
         "",
         "Durations are in seconds, memory is in MiB (1024²).",
+        "",
+        "## What a policy brings",
+        "",
+        "Some policies are a part of a paper's system. Who names one of them in `policy` sets the"
+        " following, too, but for what is set otherwise, in the file or by a variable, even to its"
+        " default. `carma config show` says where each value comes from.",
+        "",
+        "| `policy` | sets |",
+        "|---|---|",
     ]
+    systems = registry.systems()
+    for policy in sorted(registry.own_names("systems")):
+        settings = systems[policy].settings
+        sets = ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in settings.items())
+        out.append(f"| `{policy}` | {sets} |")
     for section in dict.fromkeys(setting.section for setting in every):
         kind = dict(_sections()).get(section)
         title = f"`[{section}]`" if section else "At the top"
@@ -97,8 +112,7 @@ def page() -> str:
         f"Preconditions ({names}) of the policy NAME, instead of those in `[preconditions]`. Any"
         " that are left out have the built-in default, not the value from `[preconditions]`."
         " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on. Settings that the policy"
-        " declares itself are in the same table; before 0.2 those of lucid, asrpt and cuckoo"
-        " were in `[lucid]`, `[asrpt]` and `[cuckoo]`, which still works.",
+        " declares itself are in the same table.",
         "",
         "```toml",
         'policy = "rr"',

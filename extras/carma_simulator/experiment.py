@@ -183,5 +183,4 @@ class Outcome:
     decisions: int  # that it recorded
     wall_s: float
     profiled: int | None = None  # jobs whose profile was known when they started; None: not known
-    reasons: frozenset[str] = frozenset()  # codes of all reasons why jobs waited
     suspensions: int = 0

@@ -90,7 +90,8 @@ def from_history(
     while page := get("/v1/history", **query, limit=PAGE)["jobs"]:
         ended += page
         query["before"] = page[-1]["id"]
-    settings = from_tree(get("/v1/config")["settings"])
+    config = get("/v1/config")
+    settings = from_tree(config["settings"], config.get("origins", {}))
     live = get("/v1/jobs")["jobs"]
     return history(ended, live, get("/v1/gpus")["gpus"], settings)
 

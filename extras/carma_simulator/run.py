@@ -41,7 +41,6 @@ class Recorder:
         self.last_end = 0.0
         self.ended = 0
         self.profiled: set[JobId] = set()  # those whose profile was known when they started
-        self.reasons: set[str] = set()  # codes
         self.suspended = 0  # now
         self.suspensions = 0
         self._holders: set[JobId] = set()  # those that hold GPUs, or are suspended
@@ -58,7 +57,6 @@ class Recorder:
                 )
         for decision in step.decisions:
             for reason in decision.placement.reasons:
-                self.reasons.add(reason.code)
                 if reason.code == "policy_failed":
                     raise CarmaError(
                         f"the policy {decision.policy!r} failed: {reason.detail}",
@@ -202,7 +200,6 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
         decisions=recorder.decisions,
         wall_s=perf_counter() - began,
         profiled=len(recorder.profiled),
-        reasons=frozenset(recorder.reasons),
         suspensions=recorder.suspensions,
     )
 

@@ -361,7 +361,7 @@ def _result(case: Case, outcome: Outcome) -> Result:
     figures = metrics.figures(outcome)
     assert figures.jct and figures.wait and figures.lost and figures.slowdown
     profiling = case.settings.profiling
-    largest = min(profiling.largest, profiling.gpus or profiling.largest)
+    largest = min(profiling.largest, int(profiling.gpus) or profiling.largest)
     new = [job for job in outcome.jobs if job.task.gpus <= largest]
     done = [job for job in new if _ended_profiled(job, profiling)]
     waits = [job.attempts[0].launched_at - job.task.submit_s for job in new if job.attempts]

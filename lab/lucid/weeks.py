@@ -156,7 +156,7 @@ def _profiler() -> Iterator[Case]:
                 "profiler" if gpus == PROFILER.gpus else AMPLY,
                 order,
                 f"brief {day} {longest_s}",
-                f"{gpus // 8 + 1}x8xRTX3090-24GB",
+                f"{int(gpus) // 8 + 1}x8xRTX3090-24GB",
                 made,
                 ablation=ablation,
             )

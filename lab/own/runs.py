@@ -72,9 +72,13 @@ def run(
     suspends: bool = False,
 ) -> Ran:
     """`suspends`: jobs may be suspended, at the cost that the settings assume, and moved."""
-    settings = Settings(limits=Limits(preemption=policy == "tiresias"))
+    settings = Settings(
+        limits=Limits(preemption=policy == "tiresias"),
+        plugins={"policies.asrpt": {"reserve": False}},  # CARMA's variant
+    )
     if suspends or policy == SUSPENDING:
-        settings = Settings(
+        settings = replace(
+            settings,
             limits=Limits(preemption="suspend"),
             suspend=Suspending(host_memory_mib=HOST_MIB * case.gpus, moves=True),
         )

@@ -59,7 +59,8 @@ class Start:
 def settings(policy: str) -> Settings:
     """Compressed; Lucid evicts from a profiling GPU."""
     profiling = Profiling(run_s=60 / COMPRESSION, gpus=1 if policy == "lucid" else 0)
-    return replace(compressed(policy), profiling=profiling)
+    plugins = {"policies.asrpt": {"reserve": False}}  # CARMA's variant
+    return replace(compressed(policy), profiling=profiling, plugins=plugins)
 
 
 def trace(seed: int) -> Trace:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from carmad.plugin import Reason, Wording, clock, detail, duration
+from carmad.plugin import Reason, System, Wording, clock, detail, duration
 
 _NotNegative = Annotated[float, Ge(0)]
 
@@ -16,9 +16,11 @@ _NotNegative = Annotated[float, Ge(0)]
 class AsrptSettings:
     """`policy = "asrpt"` (A-SRPT paper, IV)."""
 
-    reserve: bool = False  # keep GPUs idle for shorter jobs that may come, as in the paper
+    reserve: bool = True  # keep GPUs idle for shorter jobs that may come; false: CARMA's variant
     patience: _NotNegative = 0.5  # τ: wait for GPUs close together, × the server's time for the job
 
+
+SYSTEM = System({"predictor": "forest"}, model="forest")
 
 # Wording of the policy's own reasons.
 

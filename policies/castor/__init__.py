@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from carmad.plugin import Reason, Wording, duration
+from carmad.plugin import Reason, System, Wording, duration
+
+SYSTEM = System({"profiling.gpus": "auto"}, of_jobs=("duration",))
 
 # Wording of the policy's own reasons.
 

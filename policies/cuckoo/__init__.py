@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Interval
 
-from carmad.plugin import Reason, Wording, duration, first_few
+from carmad.plugin import Reason, System, Wording, duration, first_few
 
 _Share = Annotated[float, Interval(ge=0, le=1)]
 _Slowdown = Annotated[float, Ge(1)]
@@ -22,6 +22,8 @@ class CuckooSettings:
     lambda_gpu: _Slowdown = 1.3  # λ: how many times as long two jobs take that compute at once
     lambda_network: _Slowdown = 2.0  # λ: how many times as long if they communicate at once
 
+
+SYSTEM = System({"profiling.gpus": "auto"}, of_jobs=("duration", "stages"))
 
 # Wording of the policy's own reasons.
 

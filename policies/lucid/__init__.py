@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from carmad.plugin import Reason, Wording, duration
+from carmad.plugin import Reason, System, Wording, duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class LucidSettings:
     apathetic_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min: below, it is 1
     off_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min: below, sharing is off
 
+
+SYSTEM = System(
+    {"predictor": "additive", "profiling.gpus": "auto", "limits.preemption": True}, model="duration"
+)
 
 # Wording of the policy's own reasons.
 

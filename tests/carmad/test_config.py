@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from carmad import registry
 from carmad.config import Limits, Monitor, Preconditions, Risk, Settings
 from carmad.configfile import by_name, change, dump, load
+from carmad.edge import System
 from carmad.errors import CarmaError
 from policies.lucid import LucidSettings
 
@@ -114,6 +115,82 @@ def test_settings_that_a_plugin_declares(path: Path) -> None:
     assert load(path, {}) == Settings(), "the default, and no preconditions of its own"
 
 
+def test_a_policy_brings_its_system(path: Path) -> None:
+    """As in its paper, but for what is set otherwise, even to the default."""
+
+    def system(settings: Settings) -> tuple[object, ...]:
+        return settings.predictor, settings.profiling.gpus, settings.limits.preemption
+
+    path.write_text('policy = "lucid"')
+    lucid = load(path, {})
+    assert system(lucid) == ("additive", "auto", True)
+    path.write_text('policy = "lucid"\npredictor = "history"\n[profiling]\ngpus = 2')
+    asked = {"CARMA_LIMITS__PREEMPTION": "false"}
+    set_by_hand = load(path, asked)
+    assert system(set_by_hand) == ("history", 2, False)
+    assert set_by_hand.origins == {
+        "policy": "file",
+        "predictor": "file",
+        "profiling.gpus": "file",
+        "limits.preemption": "environment",
+    }
+    assert system(load(None, asked | {"CARMA_POLICY": "lucid"})) == ("additive", "auto", False)
+    asrpt = load(None, {"CARMA_POLICY": "asrpt"})
+    assert asrpt.predictor == "forest" and registry.bare_policy(asrpt).reserve
+    assert load(None, {"CARMA_POLICY": "castor"}).profiling.gpus == "auto"
+    assert load(None, {"CARMA_POLICY": "cuckoo"}).profiling.gpus == "auto"
+    assert load(None, {"CARMA_POLICY": "tiresias"}).limits.preemption is True
+    for name in ("magm", "lug", "rr", "carma"):
+        assert load(None, {"CARMA_POLICY": name}) == Settings(policy=name)
+
+
+def test_another_policy_brings_another_system(path: Path) -> None:
+    lucid = change(Settings(), ["policy=lucid"])
+    assert lucid == load(None, {"CARMA_POLICY": "lucid"})
+    assert change(lucid, ["policy=magm"]) == Settings()
+    assert change(lucid, ["policy=lucid", "predictor=history"]).predictor == "history"
+    path.write_text('policy = "lucid"\npredictor = "history"')
+    asrpt = change(load(path, {}), ["policy=asrpt"])
+    assert (asrpt.predictor, asrpt.profiling.gpus) == ("history", 0)
+    made = Settings(limits=Limits(preemption="suspend"))
+    assert change(made, ["policy=lucid"]).limits.preemption == "suspend", "a program set it"
+
+
+def test_a_dump_says_where_a_setting_comes_from(path: Path) -> None:
+    path.write_text('policy = "lucid"\n[limits]\nbackfill = 1')
+    found = load(path, {"CARMA_MONITOR__WINDOW_S": "30"})
+    lines = dump(found).splitlines()
+    assert {line for line in lines if "  # " in line} == {
+        'policy = "lucid"  # file',
+        'predictor = "additive"  # policy',
+        "window_s = 30.0  # environment",
+        'gpus = "auto"  # policy',
+        "preemption = true  # policy",
+        "backfill = 1  # file",
+    }
+    path.write_text(dump(found))
+    assert load(path, {}) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said", "hint"),
+    [
+        ("limits.preemptoin", True, "is not a setting", "Did you mean limits.preemption?"),
+        ("limits", 3, "is a group of settings, not a setting", ""),
+        ("profiling.gpus", -1, "should be ", "The default is 0."),
+    ],
+)
+def test_a_system_that_is_wrong_is_refused_with_its_policy(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object, said: str, hint: str
+) -> None:
+    monkeypatch.setattr(registry, "systems", lambda: {"tight": System({name: value})})
+    assert load(None, {}) == Settings(), "nobody named it"
+    with pytest.raises(CarmaError) as caught:
+        load(None, {"CARMA_POLICY": "tight"})
+    assert caught.value.message.startswith(f"{name}, as the system of the policy tight has it, ")
+    assert said in caught.value.message and hint in caught.value.hint
+
+
 MISTAKES = {
     # file, environment: message, hint
     ("windw_s = 1", ""): ("FILE: windw_s is not a setting", "Did you mean monitor.window_s?"),
@@ -122,9 +199,9 @@ MISTAKES = {
     ("[monitor]\nwindow_s.x = 1", ""): ("monitor.window_s.x is not", "monitor.window_s?"),
     ("[policies.rr]\nfree = 1", ""): ("policies.rr.free is not", "policies.rr.min_free_mib?"),
     ("[policies]\nrr = 1", ""): ("policies.rr is not", "Did you mean policies.rr."),
-    ("policies = 1", ""): ("FILE: policies should be a table, not 1", ""),
-    ("monitor = 1", ""): ("FILE: monitor should be a table, not 1", ""),
-    ("[[monitor]]\n", ""): ("FILE: monitor should be a table", ""),
+    ("policies = 1", ""): ("FILE: policies is a group of settings", ""),
+    ("monitor = 1", ""): ("FILE: monitor is a group of settings", ""),
+    ("[[monitor]]\n", ""): ("FILE: monitor is a group of settings", ""),
     ("[monitor]\nwindow_s = '5'", ""): ("monitor.window_s should be a valid number", "is 30.0."),
     ("[monitor]\nwindow_s = true", ""): ("monitor.window_s should be a valid number", "is 30.0."),
     ("[monitor]\nwindow_s = {}", ""): ("monitor.window_s should be a valid number", "is 30.0."),
@@ -157,7 +234,8 @@ MISTAKES = {
     ("[policies.cuckoo]\nweight = '1'", ""): ("weight should be a valid number", "is 0.6."),
     ("[policies.lucid]\noff_below = inf", ""): ("off_below is inf, but should be a finite", ""),
     ("[policies.lucid]\nof_below = 1", ""): ("is not a setting", "policies.lucid.off_below?"),
-    ("[policies]\nlucid = 1", ""): ("policies.lucid should be a table, not 1", ""),
+    ("[policies]\nlucid = 1", ""): ("policies.lucid is a group of settings", ""),
+    ("", "CARMA_PROFILING__GPUS=two"): ("variable CARMA_PROFILING__GPUS should be a valid i", "0."),
     ("policy = ", ""): ("FILE is not valid TOML", "toml.io"),
     ("", "CARMA_MONITOR__WINDOW_S=x"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
     ("", "CARMA_MONITOR__WINDOW_S=-1"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
@@ -196,7 +274,7 @@ def test_files_that_cannot_be_read(path: Path) -> None:
 def test_a_dump_says_all(path: Path) -> None:
     text = dump(Settings())
     for section in fields(Settings):
-        assert section.name in text or section.name in ("policies", "plugins")
+        assert section.name in text or section.name in ("policies", "plugins", "origins")
     assert "# gpus_per_user is not set" in text
     assert re.search(r"^\[monitor\]$", text, re.MULTILINE)
 

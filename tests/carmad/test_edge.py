@@ -281,7 +281,7 @@ def test_a_daemon_runs_the_parts_of_packages_and_survives_broken_ones(
         "gives-up of carma.services is left out, as lab_broken:gives_up fails",
         "the service exits did not start",
         "the follower lab_broken.Exits has failed",
-        "odd is left out, as it is not a Follower",
+        "odd of carma.followers is left out, as lab_broken:no_follower fails",
         "the routes odd cannot be added, and are left out",
         "never cannot be planned, and is left out",
     ):

@@ -16,6 +16,7 @@ from carmad import guards, registry
 from carmad.api import admission
 from carmad.api.reasons import phrase, short, wordings
 from carmad.config import Recovery, Settings
+from carmad.configfile import load
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.findings import Estimate, Refusal
 from carmad.core.jobs.job import Job
@@ -36,7 +37,7 @@ ANSWER = builtin.magm(Settings()).plan(VIEW)
 
 MODULE = """
 from dataclasses import dataclass
-from carmad.plugin import Wording
+from carmad.plugin import System, Wording
 from policies.builtin import magm
 def good(settings, own):
     assert own.cap == 0.6
@@ -58,6 +59,7 @@ REASONS = {
     "memory": Wording("Mine", lambda r: "is mine"),
 }
 NO_WORDS = {"silent": "words"}
+SYSTEM = System({"predictor": "forest"})
 def needs_things(settings):
     import no_such_module
 def refuses(settings):
@@ -88,6 +90,9 @@ policies.carma_test_refuses = carma_test_plugin:WithoutDefaults
 policies.carma_test_absent = carma_test_plugin:OfEveryPolicy
 recoveries.carma_test_any = carma_test_plugin:OfEveryPolicy
 carma_test_kindless = carma_test_plugin:Knobs
+[carma.systems]
+carma_test_good = carma_test_plugin:SYSTEM
+carma_test_absent = carma_test_plugin:NO_WORDS
 [carma.reasons]
 carma_test_words = carma_test_plugin:REASONS
 carma_test_absent = carma_test_plugin:nothing
@@ -105,7 +110,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "carma_test_plugin", raising=False)
-    found = (registry.settings_of_plugins, registry.wordings)
+    found = (registry.settings_of_plugins, registry.systems, registry.wordings)
     for each in found:
         each.cache_clear()
     yield
@@ -115,6 +120,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 def test_found_by_name(installed: None) -> None:
     assert registry.bare_policy(Settings(policy="carma_test_good")).name == "magm"
+
+
+def test_a_package_declares_its_policys_system(
+    installed: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(None, {"CARMA_POLICY": "carma_test_good"}).predictor == "forest"
+    assert load(None, {"CARMA_POLICY": "carma_test_absent"}).predictor == "history"
+    assert "carma_test_absent of carma.systems is left out" in caplog.text
 
 
 def test_an_unknown_name_lists_the_known_ones(installed: None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carmad import installed
-from carmad.installed import how_to_add, missing, packages_of
+from carmad.installed import how_to_add
 
 ROOT = Path(__file__).parents[2]
 DEVELOPERS = {"docs", "test"}
@@ -24,13 +24,6 @@ def test_the_guide_has_all_that_is_optional() -> None:
     wanted = {name: set(its) for name, its in declared.items() if name not in DEVELOPERS}
     wanted.pop("otel", None)
     assert {name: set(re.findall(r"`([^`]+)`", row)) for name, row in rows.items()} == wanted
-
-
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert missing("mcp") == []
-    needed = [*packages_of("mcp"), "no-such-package>=2"]
-    monkeypatch.setattr("carmad.installed.packages_of", lambda _: needed)
-    assert missing("mcp") == ["no-such-package>=2"]
 
 
 def test_the_command_is_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ file.write_text(f"policy = 'least_jobs'\\n{table}")
 settings = configfile.load(file, {})
 made = registry.bare_policy(settings)
 assert (made.most_jobs, made.min_free_mib) == (2, 7)
-assert "[policies.least_jobs]\\nmin_free_mib = 7\\n" in configfile.dump(settings)
-assert "\\nmost_jobs = 2\\n" in configfile.dump(settings)
+assert "[policies.least_jobs]\\nmin_free_mib = 7  # file\\n" in configfile.dump(settings)
+assert "\\nmost_jobs = 2  # file\\n" in configfile.dump(settings)
 assert "\\n[policies.least_jobs]\\nmost_jobs = 4\\n" in configfile.dump(Settings())
 
 environ = {"CARMA_POLICIES__LEAST_JOBS__MOST_JOBS": "3"}

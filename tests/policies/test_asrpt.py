@@ -20,8 +20,9 @@ from tests import planning
 from tests.planning import gpu_views, placements, running_on, where
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
-SETTINGS = Settings(links=LINKS)
-RESERVING = replace(SETTINGS, plugins={"policies.asrpt": {"reserve": True}})
+RESERVING = Settings(links=LINKS)
+HURRIED = {"reserve": False, "patience": 0.0}
+SETTINGS = replace(RESERVING, plugins={"policies.asrpt": {"reserve": False}})
 # Over two servers of four: 0.3 + 500/(2/4 · 1000) = 1.3 s, 4.3 times as long as on one.
 HEAVY = Layout((Stage(2, 0.1, 0.2, weights_mib=500.0),))
 LIGHT = Layout((Stage(2, 0.1, 0.2, weights_mib=5.0),))
@@ -436,7 +437,7 @@ def test_when_its_patience_ends_it_takes_what_there_is():
 
 
 def test_it_waits_neither_without_patience_nor_without_a_prediction():
-    hurried = replace(SETTINGS, plugins={"policies.asrpt": {"patience": 0.0}})
+    hurried = replace(SETTINGS, plugins={"policies.asrpt": HURRIED})
     assert where(plan(scattered(CHOOSY, settings=hurried))) == {1: (0, 3, 7)}
     unknown = replace(CHOOSY, prediction=None)
     assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}

@@ -26,9 +26,11 @@ class Plan:
 
 
 def on_reconfigured(state: State, event: Reconfigured) -> None:
-    its, new = state.deciding, event.settings
-    if state.make_policy and new.policy != state.settings.policy:
-        its.policy, its.stands_in = state.make_policy(new), False
+    its, old, new = state.deciding, state.settings, event.settings
+    are_others = (new.policy, new.predictor) != (old.policy, old.predictor)
+    if state.make_plugins and are_others:
+        its.policy, state.predictor = state.make_plugins(new)
+        its.stands_in = False
         its.ask_at, its.delay_s = -inf, FIRST_TRY_S
         forget_policy(state)
     state.settings = new

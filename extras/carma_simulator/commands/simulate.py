@@ -296,7 +296,7 @@ def _variants(
             raise CarmaError(f"the trace has no estimates by {name!r}", hint)
     for policy in dict.fromkeys(_policies(policies or [base.settings.policy])):
         for words in product(*map(_each, tuned)):
-            settings = configfile.change(replace(base.settings, policy=policy), words)
+            settings = configfile.change(base.settings, [f"policy={policy}", *words])
             registry.bare_policy(settings)
             for estimator in dict.fromkeys(estimators or [base.estimator]):
                 for seed in dict.fromkeys(seeds or [base.seed]):

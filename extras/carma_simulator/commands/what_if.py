@@ -56,13 +56,14 @@ def _simulate(days: int, policies: Sequence[str]) -> tuple[Sequence[Run], Sequen
     from carma_simulator import recorded
     from carma_simulator.report.measures import runs
     from carma_simulator.sweep import Cache, sweep
-    from carmad import paths
+    from carmad import configfile, paths
     from cli import client
 
     past = recorded.from_history(client.get, since=parse.since(f"{days}d"))
     own = past.experiment
     named = dict.fromkeys([own.settings.policy, *policies])
-    experiments = [replace(own, settings=replace(own.settings, policy=name)) for name in named]
+    chosen = [configfile.change(own.settings, [f"policy={name}"]) for name in named]
+    experiments = [replace(own, settings=each) for each in chosen]
     watch = Watched(len(experiments))
     cache = Cache(Path(paths.user_cache_dir()) / "simulations")
     made = list(sweep(experiments, PROCESSES, cache, watch))

@@ -448,9 +448,6 @@ def measure_notes(runs: Sequence[Run]) -> tuple[str, ...]:
         "no job started with a known profile, and a policy that needs one does not share": [
             run for run in unshared if run.figures.profiled == 0
         ],
-        "no job could be preempted (limits.preemption is off)": [
-            run for run in runs if "preemption_off" in run.outcome.reasons
-        ],
     }
     return tuple(
         f"{why}: {', '.join(run.name for run in these)}" for why, these in told.items() if these

@@ -865,10 +865,11 @@ def test_the_daemon_tells_about_itself(daemon: Daemon, monkeypatch: pytest.Monke
     monkeypatch.setattr(beats, "late", list)  # other tests' threads in this process may be
     health = daemon.call("GET", "/v1/health")[1]
     assert (health["status"], health["troubles"]) == ("ok", [])
-    settings = daemon.call("GET", "/v1/config")[1]["settings"]
+    config = daemon.call("GET", "/v1/config")[1]
+    settings = config["settings"]
     assert settings["policy"] == "magm"
     assert settings["policies"]["lucid"]["sharing_capacity"] == 2, "a plugin's, as in the file"
-    assert from_tree(settings) == daemon.settings
+    assert from_tree(settings, config["origins"]) == daemon.settings
     checks = {check["name"]: check for check in daemon.call("GET", "/v1/doctor")[1]["checks"]}
     assert checks["gpu 0"]["ok"] is True
     assert checks["telemetry: sm_active"]["ok"] is None

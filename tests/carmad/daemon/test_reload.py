@@ -19,7 +19,7 @@ from carmad.store import journal
 from tests.daemon import NO_KERNELS, Carmad, until
 
 ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"
-TWO = 'policy = "rr"\npredictor = "median"\n\n[collocation]\nmax_jobs_per_gpu = 2\n'
+TWO = f'policy = "rr"\npredictor = "forest"\n[models]\nretrain_days = 3\n{ONE.replace("1", "2")}'
 
 
 @pytest.fixture
@@ -56,15 +56,18 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     reload(carmad, TWO)
     await_log(carmad, "policy from magm to rr")
     await_log(carmad, "collocation.max_jobs_per_gpu from 1 to 2")
-    await_log(carmad, "restart carmad to change predictor from history to median")
+    await_log(carmad, "predictor from history to forest")
+    await_log(carmad, "restart carmad to change models.retrain_days from 7.0 to 3.0")
     carmad.await_state(second, "running", "starting")
     config = carmad.get("/v1/config")
-    assert config["waiting"] == ["predictor from history to median"]
+    assert config["waiting"] == ["models.retrain_days from 7.0 to 3.0"]
     checks = {check["name"]: check for check in carmad.get("/v1/doctor")["checks"]}
-    assert "only a restart changes predictor from history to median" in checks["settings"]["detail"]
+    waits = "only a restart changes models.retrain_days from 7.0 to 3.0"
+    assert waits in checks["settings"]["detail"]
+    assert checks["predictor"]["detail"] == "forest predicts how long jobs take"
     settings = config["settings"]
     assert settings["collocation"]["max_jobs_per_gpu"] == 2
-    assert (settings["policy"], settings["predictor"]) == ("rr", "history")
+    assert (settings["policy"], settings["predictor"]) == ("rr", "forest")
     assert carmad.get("/v1/status")["server"]["policy"] == "rr"
     assert "max_jobs_per_gpu = 2" in carmad.carma("config", "show")
     carmad.stop()
@@ -74,7 +77,7 @@ def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad
     assert sum(isinstance(event, Reconfigured) for event in events) == 1
 
 
-@pytest.mark.parametrize("broken", ["policy = ", 'policy = "no-such"\n'])
+@pytest.mark.parametrize("broken", ["policy = ", 'policy = "no-such"\n', 'predictor = "no-such"\n'])
 def test_broken_settings_are_refused_and_the_old_ones_kept(carmad: Carmad, broken: str) -> None:
     before = carmad.get("/v1/config")["settings"]
     reload(carmad, broken)
@@ -87,6 +90,23 @@ def test_broken_settings_are_refused_and_the_old_ones_kept(carmad: Carmad, broke
     await_log(carmad, "settings reloaded: nothing changed")
 
 
+def test_a_policy_brings_its_system_while_the_daemon_runs(carmad: Carmad) -> None:
+    said = carmad.carma("config", "set", "policy", "lucid").splitlines()
+    assert said[1].startswith("its system also sets predictor, profiling.gpus, limits.preemption")
+    shown = carmad.carma("config", "show")
+    assert 'policy = "lucid"  # file' in shown and 'predictor = "additive"  # policy' in shown
+    checks = {check["name"]: check["detail"] for check in carmad.get("/v1/doctor")["checks"]}
+    assert checks["predictor"] == "additive predicts how long jobs take"
+    assert "there is no model yet" in checks["system: model"]
+    reload(carmad, 'policy = "lucid"\npredictor = "forest"\n')
+    await_log(carmad, "predictor from additive to forest")
+    assert carmad.get("/v1/config")["origins"]["predictor"] == "file"
+    carmad.carma("config", "set", "policy", "magm")
+    config = carmad.get("/v1/config")
+    assert "policy" not in config["origins"].values()
+    assert config["settings"]["limits"]["preemption"] is False
+
+
 def test_config_check_names_what_a_reload_does_not_change(carmad: Carmad) -> None:
     carmad.env |= {"CARMA_CONFIG": str(carmad.folder / "carma.toml")}
     assert "restart" not in carmad.carma("config", "check")
@@ -94,7 +114,7 @@ def test_config_check_names_what_a_reload_does_not_change(carmad: Carmad) -> Non
     checked = carmad.carma("config", "check")
     assert "restart" not in checked, "a variable of the daemon's own overrides it"
     (carmad.folder / "carma.toml").write_text(TWO)
-    said = "restart carmad to change predictor from history to median; running jobs continue"
+    said = "restart carmad to change models.retrain_days from 7.0 to 3.0; running jobs continue"
     assert said in carmad.carma("config", "check").splitlines()
     assert said in carmad.carma("config", "check", str(carmad.folder / "carma.toml")).splitlines()
     other = carmad.folder / "other.toml"
@@ -106,14 +126,17 @@ def test_what_is_read_at_each_use_changes_at_once() -> None:
     changing = set(at_once())
     assert ("limits", "backfill") in changing, "an optional one"
     assert ("fairness", "weights") in changing, "a table"
-    assert not {section for section, _ in changing} & {"monitor", "risk", "profiling", "notify"}
+    assert not {section for section, _ in changing} & {"monitor", "risk", "links", "notify"}
 
 
 def test_the_rest_stays() -> None:
     limits = Limits(gpus_per_user=2, kill_grace_s=1)
-    wanted = Settings(policy="rr", predictor="median", limits=limits)
+    wanted = Settings(policy="rr", estimator="declared", limits=limits)
     taken = Settings(policy="rr", limits=Limits(gpus_per_user=2))
-    assert merge(Settings(), wanted) == taken
+    wanted = replace(wanted, origins={"policy": "file", "estimator": "file"})
+    merged = merge(Settings(), wanted)
+    assert merged == taken
+    assert merged.origins == {"policy": "file"}, "the estimator is the default, until a restart"
 
 
 def test_the_core_judges_by_the_new_settings_at_once() -> None:

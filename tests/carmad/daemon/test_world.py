@@ -12,6 +12,7 @@ import pytest
 
 from carma_testing import a_gpu_view, a_job, a_spec
 from carma_testing.builders import changed
+from carmad import configfile
 from carmad.accounts import NoAccount
 from carmad.attempt import exits
 from carmad.attempt.callers import Process
@@ -20,7 +21,7 @@ from carmad.attempt.exits import ExitFacts
 from carmad.config import Collocation, Settings, Suspending
 from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
 from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits, Mode
-from carmad.core.jobs.findings import Estimate, Refusal
+from carmad.core.jobs.findings import Estimate, Refusal, StageTimes
 from carmad.core.jobs.states import JobState
 from carmad.core.jobs.tasks import JobsById
 from carmad.core.messages import (
@@ -680,6 +681,32 @@ def test_the_doctor_says_where_memory_cannot_be_guaranteed():
     assert found(Settings(), able, unable) == []
     assert found(on, able) == [(True, "the driver guarantees what jobs were promised")]
     assert found(on, able, unable) == [(None, "guarantee_memory has no effect on GPU 1")]
+
+
+def test_the_doctor_says_what_a_policys_system_lacks():
+    nothing = SimpleNamespace(has=lambda name: False, last_words=("duration: 9 jobs are too few",))
+    trained = SimpleNamespace(has=lambda name: name == "duration", last_words=())
+
+    def found(settings, *line, models=nothing):
+        scene = SimpleNamespace(line=line, view=SimpleNamespace(gpus=range(8)))
+        return {each["name"]: each for each in doctor._system(settings, scene, models)}
+
+    lucid = configfile.load(None, {"CARMA_POLICY": "lucid"})
+    assert found(Settings()) == {}
+    system, model = found(lucid).values()
+    assert 'predictor is "additive"' in system["detail"] and "not" not in system["detail"]
+    assert system["detail"].endswith("so that 1 of 8 GPUs profile new jobs")
+    assert model["ok"] is None and model["detail"].endswith("yet: duration: 9 jobs are too few")
+    assert list(found(lucid, models=trained)) == ["system"]
+    without = configfile.load(None, {"CARMA_POLICY": "lucid", "CARMA_PREDICTOR": "history"})
+    (system,) = found(without).values()
+    assert 'predictor is "history" (environment), not "additive"' in system["detail"]
+    cuckoo = configfile.load(None, {"CARMA_POLICY": "cuckoo"})
+    known = a_job(1, spec=a_spec(expected_s=60.0), stage_times=(StageTimes(0.1, 0.1, 0.1),))
+    lacking = found(cuckoo, known, a_job(2), a_job(3, spec=a_spec(expected_s=60.0)))
+    assert lacking["system: duration"]["detail"].startswith("of 3 jobs that wait, 1 ")
+    assert lacking["system: stages"]["detail"].startswith("of 3 jobs that wait, 2 ")
+    assert list(found(cuckoo, known)) == ["system"]
 
 
 def test_the_doctor_asks_every_mps_daemon_that_has_jobs():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from random import Random
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -154,22 +154,9 @@ def test_the_forest_goes_before_the_history_and_what_neither_knows_is_short() ->
         assert said.notes
 
 
-def test_mean_and_median_are_of_earlier_runs() -> None:
-    runs = (1.0, 2.0, 9.0)
-    for predictor, seconds in (
-        (duration.mean(Settings()), fmean(runs)),
-        (duration.median(Settings()), median(runs)),
-    ):
-        said = asked(predictor, {"forest": TABLE}, runs)
-        assert (said.seconds, said.source) == (seconds, predictor.name)
-        assert said.notes == (f"the {predictor.name} of 3 runs of this job",)
-        assert asked(predictor, {}).seconds == 0.0
-
-
 def test_the_owner_knows_best() -> None:
     sure = a_job(group="ada's", spec=a_spec(expected_s=3.0))
     known = History()
     known.by_group.add("ada's", 7.0)
-    for made in (duration.forest, duration.mean, duration.median):
-        said = made(Settings()).predict(sure, known, {"forest": TABLE}, 0.0)
-        assert said is not None and (said.seconds, said.source) == (3.0, "declared")
+    said = duration.forest(Settings()).predict(sure, known, {"forest": TABLE}, 0.0)
+    assert said is not None and (said.seconds, said.source) == (3.0, "declared")

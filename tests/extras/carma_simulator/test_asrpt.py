@@ -9,7 +9,7 @@ from carma_simulator.hardware import parse
 from carma_simulator.run import simulate
 from carmad.plugin import Layout, Stage
 from policies.asrpt.heavy_edge import extremes
-from tests.policies.test_asrpt import LINKS, SETTINGS
+from tests.policies.test_asrpt import HURRIED, LINKS, SETTINGS
 
 
 def task(name, submit_s, duration_s, gpus=1, layout=None):
@@ -65,6 +65,6 @@ def test_patience_pays_in_a_little_trace():
     )
     patient = ends(SETTINGS, *tasks)["pair"]
     assert patient == pytest.approx((50.0, 450.0))
-    hurried = ends(replace(SETTINGS, plugins={"policies.asrpt": {"patience": 0.0}}), *tasks)["pair"]
+    hurried = ends(replace(SETTINGS, plugins={"policies.asrpt": HURRIED}), *tasks)["pair"]
     assert hurried[0] == pytest.approx(10.0)
     assert hurried[1] > 1000.0

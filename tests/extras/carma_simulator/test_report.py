@@ -290,19 +290,17 @@ def test_the_overview_fits_and_no_measure_is_left_out(width: int) -> None:
     assert words.count("makespan") == words.count("slowdown") == words.count("busy") == 1
 
 
-def test_a_note_names_the_runs_that_shared_nothing_knew_no_profile_or_could_not_preempt() -> None:
+def test_a_note_names_the_runs_that_shared_nothing_or_knew_no_profile() -> None:
     beside = outcome(job(0, attempt(0, 60), id=1), job(0, attempt(9, 70), id=2), policy="magm")
     after = outcome(job(0, attempt(0, 60), id=1), job(0, attempt(60, 70), id=2), policy="sjf")
     blind = replace(after, policy="castor", profiled=0)
-    bound = replace(beside, policy="srtf", reasons=frozenset({"preemption_off"}))
     assert [run.figures.shared for run in of(beside, after)] == [2, 0]
-    said = plain([Comparison(of(beside, after, blind, bound))], 80)
+    said = plain([Comparison(of(beside, after, blind))], 80)
     assert "no GPU was shared: sjf, castor" in said
     assert (
         "no job started with a known profile, and a policy that needs one does not share: castor"
         in " ".join(said.split())
     )
-    assert "no job could be preempted (limits.preemption is off): srtf" in said
     assert not measure_notes(of(beside))
 
 

@@ -26,6 +26,7 @@ from carma_simulator.run import simulate
 from carma_simulator.traces import sources
 from carmad import registry
 from carmad.config import Monitor, Settings
+from carmad.configfile import by_name, load
 from carmad.core.placing.view import Policy
 from carmad.errors import CarmaError
 from cli import client
@@ -132,6 +133,23 @@ def test_settings_and_physics_of_a_run(capsys: pytest.CaptureFixture[str]) -> No
         "monitor.window_s": "10.0",
         "physics.first_kernel_s": "20.0",
     }
+
+
+def test_a_policy_is_simulated_in_its_system(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    """As the daemon runs it: both read one list."""
+    runs = answer(capsys, "--policy", "lucid", "--policy", "asrpt", "--policy", "magm")
+    assert [one["settings"] for one in runs] == [
+        {"predictor": "additive", "profiling.gpus": "auto", "limits.preemption": "True"},
+        {"predictor": "forest"},
+        {},
+    ]
+    for one in runs[:2]:
+        of_daemon = by_name(load(None, {"CARMA_POLICY": one["policy"]}))
+        assert {name: str(of_daemon[name]) for name in one["settings"]} == one["settings"]
+    (one,) = answer(capsys, "--policy", "asrpt", "--set", "predictor=history")
+    assert one["settings"] == {}, "the default, but set"
 
 
 def test_estimates_by_name(capsys: pytest.CaptureFixture[str]) -> None:
