@@ -7,18 +7,20 @@ from dataclasses import replace
 import pytest
 
 from carma_testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
-from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.api.reasons import phrase
+from carmad.config import Collocation, Limits, Monitor, Preconditions, Risk, Settings
 from carmad.core.gpus.gpu import ProcessUse, Score
 from carmad.core.jobs.attempt import Cause, Exit
-from carmad.core.jobs.findings import Estimate
+from carmad.core.jobs.findings import Estimate, Indicator, Profile
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.plugin import AskAgain, Placement, Preemption
 from policies import baselines
+from policies.builtin import magm
 from policies.preemptive import Preemptive
 from policies.views import without_jobs
-from tests.planning import gpu_views, queued, running_on, where
+from tests.planning import gpu_views, placements, queued, running_on, where
 
 S = JobState
 PREEMPTING = Settings(limits=Limits(preemption=True, kill_grace_s=30.0))
@@ -594,3 +596,30 @@ def test_plans_that_preempt_pass_the_checks():
     unshared = baselines.fifo(settings)
     policy = Preemptive("any", unshared, lambda job, now: job.id * 7 % 13)
     check_policy(policy, settings)
+
+
+@pytest.mark.parametrize(
+    ("own", "mps", "joins"),
+    [
+        pytest.param(None, False, False, id="nothing is known of it"),
+        pytest.param(0.95, False, False, id="it is as busy"),
+        pytest.param(0.6, False, True, id="it leaves its GPU idle at times"),
+        pytest.param(None, True, True, id="under MPS their kernels run side by side"),
+    ],
+)
+def test_two_that_keep_a_gpu_busy_do_not_take_turns(own, mps, joins):
+    known = own and Profile(60.0, 900, (Indicator("gpu_utilization", own, 0.0),))
+    busy = {"score": Score(utilization=1.0)}
+
+    def planned(settings):
+        view = view_of(
+            1, [queued(1, profile=known)], [queued(9, **running_on(0))], settings, gpu0=busy
+        )
+        return placements(magm(settings), view)
+
+    plan = planned(Settings(risk=Risk(utilization=0.9), collocation=Collocation(mps=mps)))
+    assert where(plan) == {1: (0,) if joins else ()}
+    if not joins:
+        ((reason,),) = (verdict.refused for verdict in plan[1].verdicts)
+        assert phrase(reason) == "is too busy to share: utilization 1.00 (limit 0.90)"
+    assert where(planned(Settings())) == {1: (0,)}

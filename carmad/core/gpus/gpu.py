@@ -136,6 +136,7 @@ class Score:
     sm_source: str | None = None  # "sm_active", or "utilization" standing in for it
     sm_mean: float = 0.0  # for "least utilised" (LUG)
     samples: int = 0
+    utilization: float | None = None  # NVML's
 
     def risky(self, limits: Risk) -> bool:
         """The paper's test (3.3). If neither SMOCC nor DRAMA is available, SMACT alone decides."""
@@ -146,6 +147,10 @@ class Score:
         return (self.sm_occupancy or 0.0) >= limits.sm_occupancy or (
             self.dram_active or 0.0
         ) >= limits.dram_active
+
+    def is_busy(self, limits: Risk) -> bool:
+        """Whether kernels run there all the time, so that another such job would take turns."""
+        return 0.0 < limits.utilization <= (self.utilization or 0.0)
 
 
 class Recent:
@@ -196,8 +201,9 @@ class Recent:
 
     def _compute_score(self) -> Score:
         levels, sm_source = self._levels("sm_active"), "sm_active"
+        utilization = self._levels("utilization")
         if not levels:
-            levels, sm_source = self._levels("utilization"), "utilization"
+            levels, sm_source = utilization, "utilization"
         sm = self._risk(levels)
         return Score(
             sm_active=sm,
@@ -206,6 +212,7 @@ class Recent:
             sm_source=None if sm is None else sm_source,
             sm_mean=mean(levels) if levels else 0.0,
             samples=len(self._samples),
+            utilization=self._risk(utilization),
         )
 
     def _levels(self, metric: str, begin: float = -inf) -> list[Level]:

@@ -142,6 +142,15 @@ def test_the_threshold_test(sm, occupancy, dram, risky):
     assert Score(sm, occupancy, dram, "sm_active").risky(Risk()) is risky
 
 
+def test_a_gpu_is_busy_from_a_utilisation_on_if_one_is_set():
+    limits = Risk(utilization=0.9)
+    assert [Score(utilization=u).is_busy(limits) for u in (None, 0.89, 0.9, 1.0)] == [
+        *(False, False),
+        *(True, True),
+    ]
+    assert not Score(utilization=1.0).is_busy(Risk())
+
+
 def test_a_gap_in_the_readings_starts_the_watch_anew():
     window = Window(Monitor(stale_s=5), Risk())
     for at in (0.0, 1.0, 2.0):
