@@ -39,6 +39,7 @@ OTHERS = "all others"
 SOURCES = {
     "steps": "step times that jobs reported",
     "runs": "runs of the same job alone",
+    "activity": "SM activity together and alone",
     "simulation": "the simulation",
 }
 
