@@ -199,7 +199,8 @@ def stats(
     json: Json = False,
     as_csv: Annotated[bool, option("--csv", help="print CSV, with energy in kWh")] = False,
 ) -> int:
-    """A report has users and their GPU-hours, what sharing saved and cost, memory estimates, the
+    """Below the rows it says what sharing GPUs gained or cost, as far as that was measured. A
+    report has users and their GPU-hours, what sharing saved and cost, memory estimates, the
     longest waits, and jobs that held GPUs without using them. Of others' jobs, all but
     administrators see totals.
     """
@@ -218,6 +219,8 @@ def stats(
     else:
         output.show(totals_table(answer))
         _tell_external(answer["external"])
+        if not (user or me):
+            _tell_sharing(since, until)
     return 0
 
 
@@ -251,6 +254,15 @@ def _tell_external(users: list[dict[str, Any]]) -> None:
             f"outside of the queue: {clean(row['user'])}, {row['processes']} processes,"
             f" {row['gpu_hours']:.1f} GPU-hours, peak memory {peak}"
         )
+
+
+def _tell_sharing(since: str | None, until: str | None) -> None:
+    """Of all users' jobs together; by default of the last seven days."""
+    from carmad.report import sharing
+
+    report = client.get("/v1/report", since=since, until=until)
+    if report["jobs"]:
+        print(f"sharing{'' if since else ' in 7 days'}: {' '.join(sharing(report))}")
 
 
 def _report(

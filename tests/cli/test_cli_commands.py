@@ -60,7 +60,8 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ),
     ("reserve --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
     ("history", ("GET", "/v1/history"), "FAILED"),
-    ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),
+    ("stats --me", ("GET", "/v1/stats"), "GPU-HOURS"),
+    ("stats", ("GET", "/v1/report"), "sharing in 7 days: The GPUs in use were shared 50%"),
     (
         "stats --report week",
         ("GET", "/v1/report"),
