@@ -16,7 +16,7 @@ from carmad.api.wire import SCHEMA, Digits, stamp
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import Overlaps, Seen, Stay, first_started_at, label, overlaps
 from carmad.core.gpus.slowdown import HOUR_S, Basis, Receipt, receipt, work_s
-from carmad.core.jobs.attempt import Cause, GpuId, JobId
+from carmad.core.jobs.attempt import Cause, GpuId
 from carmad.core.jobs.spec import Owner
 from carmad.core.jobs.states import ENDED, JobState
 
@@ -216,15 +216,11 @@ def knowledge(
         stays = overlaps([job], since, since, since).stays.get(job.id, ())
         if stays and job.id not in listed:
             alone[job.group, _kind(job, gpus)].append(work_s(stays))
-
-    def sm_active(id: JobId) -> float | None:
-        profile = listed[id].profile if id in listed else None
-        return profile.mean("sm_active") if profile else None
-
+    profiles = ((id, job.profile) for id, job in listed.items() if job.profile)
     return Basis(
         since,
         lambda job: alone.get((job.group, _kind(job, gpus)), ()) if job.group else (),
-        sm_active,
+        {id: sm for id, its in profiles if (sm := its.mean("sm_active"))},
     )
 
 

@@ -220,7 +220,10 @@ def stats(
         output.show(totals_table(answer))
         _tell_external(answer["external"])
         if not (user or me):
-            _tell_sharing(since, until)
+            from carmad.report import sharing
+
+            report = client.get("/v1/report", since=since, until=until)
+            print(f"sharing{'' if since else ' in 7 days'}: {' '.join(sharing(report))}")
     return 0
 
 
@@ -254,15 +257,6 @@ def _tell_external(users: list[dict[str, Any]]) -> None:
             f"outside of the queue: {clean(row['user'])}, {row['processes']} processes,"
             f" {row['gpu_hours']:.1f} GPU-hours, peak memory {peak}"
         )
-
-
-def _tell_sharing(since: str | None, until: str | None) -> None:
-    """Of all users' jobs together; by default of the last seven days."""
-    from carmad.report import sharing
-
-    report = client.get("/v1/report", since=since, until=until)
-    if report["jobs"]:
-        print(f"sharing{'' if since else ' in 7 days'}: {' '.join(sharing(report))}")
 
 
 def _report(

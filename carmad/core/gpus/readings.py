@@ -65,9 +65,9 @@ def meter(
         seconds = 0.0
     joules = energy_j(before, sample, seconds)
     busy = sample.activity or 0.0
-    shared = 0.0
-    if before and len(residents) > 1 and sample.sm_active is not None:
-        shared = seconds * all(_had_run_by(before.at, job, sample) for job in residents)
+    paired_s = 0.0
+    if before and len(residents) == 2 and sample.sm_active is not None:
+        paired_s = seconds * all(_had_run_by(before.at, job, sample) for job in residents)
     changed = {}
     for job in residents:
         held = held_mib(job.id, sample)
@@ -78,8 +78,8 @@ def meter(
             sm_seconds=old.sm_seconds + busy * seconds,
             gpu_seconds=old.gpu_seconds + seconds,
             idle_seconds=old.idle_seconds + (0.0 if uses_gpu(job.id, sample) else seconds),
-            shared_seconds=old.shared_seconds + shared,
-            shared_sm_seconds=old.shared_sm_seconds + busy * shared,
+            paired_seconds=old.paired_seconds + paired_s,
+            paired_sm_seconds=old.paired_sm_seconds + busy * paired_s,
         )
     return changed
 

@@ -7,7 +7,7 @@ explains the formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -108,8 +108,7 @@ class Basis:
     since: float  # from when on all neighbours are known
     # How long runs of the same job took that never shared.
     runs_s: Callable[[Seen], Sequence[float]]
-    # Which of the GPU's SMs a job keeps busy alone (SMACT); None: not known.
-    sm_active: Callable[[JobId], float | None]
+    sm_active: Mapping[JobId, float]  # alone, of the jobs of which it is known
 
 
 def slowdown(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
@@ -166,15 +165,13 @@ def _by_steps(job: Seen, stays: Sequence[Stay]) -> Slowdown | None:
 
 def _by_activity(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
     """Together, jobs do as much work per hour as they keep SMs busy: against what they keep busy
-    alone, each by itself. All that share are taken to be slowed alike."""
-    own, usage = basis.sm_active(job.id), job.usage
-    found = {id: sm for each in stays for id in each.beside or () if (sm := basis.sm_active(id))}
-    beside_s = _beside_s(stays, found)
-    if own is None or not beside_s or usage.shared_sm_seconds <= 0:
+    alone, each by itself. Both of a pair are taken to be slowed alike."""
+    alone, usage, beside_s = basis.sm_active, job.usage, _beside_s(stays, basis.sm_active)
+    if job.id not in alone or not beside_s or usage.paired_sm_seconds <= 0:
         return None
-    others = sum(found[id] * seconds for id, seconds in beside_s.items()) / sum(beside_s.values())
-    together = usage.shared_sm_seconds / usage.shared_seconds
-    ratio = max(1.0, (own + others) / together)
+    others = sum(alone[id] * seconds for id, seconds in beside_s.items()) / sum(beside_s.values())
+    together = usage.paired_sm_seconds / usage.paired_seconds
+    ratio = max(1.0, (alone[job.id] + others) / together)
     return Slowdown(ratio, ratio, ratio, "activity", len(beside_s))
 
 

@@ -78,9 +78,9 @@ class Usage:
     sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it ran there
     gpu_seconds: float = 0.0
     idle_seconds: float = 0.0  # of these, in which no kernel of it ran
-    # Of them, in which others computed there, too, and SMACT was read; and its integral.
-    shared_seconds: float = 0.0
-    shared_sm_seconds: float = 0.0
+    # Of them, in which one other job computed there, too, and SMACT was read; and its integral.
+    paired_seconds: float = 0.0
+    paired_sm_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

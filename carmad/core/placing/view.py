@@ -65,17 +65,9 @@ def demand(
     uid = job.spec.uid if one_user else None
     alone = alone_for_now or job.exclusive or job.state is JobState.PENDING
     known = knowledge(job) if settings.monitor.known_s < settings.monitor.window_s else None
-    wanted = partial(
-        _demand,
-        job.spec.gpus,
-        alone,
-        uid,
-        job.estimate,
-        job.retry,
-        choice=choice(job.spec),
-        known=known,
-        is_busy=may_keep_busy(job, settings),
-    )
+    its = job.estimate, job.retry
+    wanted = partial(_demand, job.spec.gpus, alone, uid, *its, choice=choice(job.spec), known=known)
+    wanted = partial(wanted, is_busy=may_keep_busy(job, settings))
     if reserved_at is None:
         return wanted(suspension=job.suspension)
     yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
@@ -87,12 +79,13 @@ _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all
 
 
 def may_keep_busy(job: Job, settings: Settings) -> bool:
-    """Whether sharing would be by time slices, and the job may use all of them, as nothing shows
-    that it does not. Only asked if `risk.utilization` is set."""
-    if not settings.risk.utilization or under_mps(job, settings):
+    """Whether a job on time slices may use all of them: nothing shows that it does not. False if
+    that does not matter."""
+    limit = settings.risk.utilization
+    if not limit or under_mps(job, settings):
         return False
     known = job.profile.mean("gpu_utilization") if job.profile else None
-    return known is None or known >= settings.risk.utilization
+    return known is None or known >= limit
 
 
 def can_be_suspended(job: Job, settings: Settings) -> bool:

@@ -58,7 +58,7 @@ def seen(
 
 def known(runs_h: Sequence[float] = (), sm: Mapping[int, float] = {}) -> Basis:
     runs = [hours * HOUR for hours in runs_h]
-    return Basis(0.0, lambda _: runs, sm.get)
+    return Basis(0.0, lambda _: runs, {JobId(id): active for id, active in sm.items()})
 
 
 def of(
@@ -250,7 +250,7 @@ def test_runs_that_tell_nothing(changes: dict[str, object], runs_h: Sequence[flo
 
 def test_sm_activity_tells_what_was_done_together() -> None:
     """Alone, they keep 0.9 and 0.6 of the SMs busy; together 0.75: half as much as both alone."""
-    one = job(1, stay(0, 3), usage=Usage(shared_seconds=2 * HOUR, shared_sm_seconds=1.5 * HOUR))
+    one = job(1, stay(0, 3), usage=Usage(paired_seconds=2 * HOUR, paired_sm_seconds=1.5 * HOUR))
     two = job(2, stay(1, 3))
     its = of(one, one, two, sm={1: 0.9, 2: 0.6})
     assert its.slowdown and (its.slowdown.source, its.slowdown.ratio) == ("activity", 2.0)
