@@ -67,11 +67,11 @@ def not_risky(settings: Settings) -> Filter:
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         if idle(gpu, settings) is None:
             return None
-        if not gpu.recent.risky(limits):
-            if not wanted.is_busy or not gpu.score.is_busy(limits):
-                return None
-            return Reason("risk", limits.utilization, gpu.score.utilization or 0.0, "utilization")
         score = gpu.score
+        if not score.risky(limits):
+            if not (wanted.is_busy and score.is_busy(limits)):
+                return None
+            return Reason("risk", limits.utilization, score.utilization or 0.0, "utilization")
         parts = [
             f"{name} {value:.2f} (limit {limit:.2f})"
             for name, value, limit in (

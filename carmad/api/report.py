@@ -365,9 +365,9 @@ def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
     for each in entries:
         usage = each.job.usage
         run_s = sum(one.run_s * len(one.attempt.gpus) for one in each.stays)
-        if usage.gpu_seconds <= 0 or usage.gpu_seconds < MEASURED * run_s:
+        active = usage.sm_active
+        if active is None or usage.gpu_seconds < MEASURED * run_s:
             continue
-        active = usage.sm_seconds / usage.gpu_seconds
         if active < IDLE and each.receipt.held >= IDLE_HOURS:
             held, sm_active = round(each.receipt.held, 4), round(active, 4)
             found.append({**_who(each.job), "gpu_hours": held, "sm_active": sm_active})

@@ -222,8 +222,8 @@ def stats(
         if not (user or me):
             from carmad.report import sharing
 
-            report = client.get("/v1/report", since=since, until=until)
-            print(f"sharing{'' if since else ' in 7 days'}: {' '.join(sharing(report))}")
+            said = sharing(client.get("/v1/report", since=since, until=until))
+            print(f"sharing{'' if since else ' in 7 days'}: {' '.join(said)}")
     return 0
 
 

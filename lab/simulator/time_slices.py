@@ -51,11 +51,12 @@ class Pair(NamedTuple):
 
 def h100_pairs() -> list[Pair]:
     """Those whose runs' utilisation is known."""
-    alone = {name: entry.get("utilization") for name, entry in H100.entries("loads").items()}
+    entries = H100.entries("loads").items()
+    alone = {name: entry["utilization"] for name, entry in entries if entry.get("utilization")}
     return [
         Pair(min(alone[name] for name in group.names), sum(group.speeds))
         for group in groups(H100.entries().values())
-        if len(group.names) == 2 and all(map(alone.get, group.names))
+        if len(group.names) == 2 and alone.keys() >= set(group.names)
     ]
 
 

@@ -189,16 +189,6 @@ class Recent:
         levels = self._levels("sm_active", begin) or self._levels("utilization", begin)
         return mean(levels) if levels else None
 
-    def risky(self, limits: Risk) -> bool:
-        """`score.risky(limits)`, without computing the score if it cannot be that high."""
-        if self._score is None:
-            weights = self._weights
-            highest = max((sample.activity or 0.0 for sample, _ in self._samples), default=0.0)
-            whole = weights.mean + weights.median + weights.p95 + weights.ema
-            if highest * whole < limits.sm_active:
-                return False
-        return self.score.risky(limits)
-
     def _compute_score(self) -> Score:
         levels, sm_source = self._levels("sm_active"), "sm_active"
         utilization = self._levels("utilization")

@@ -82,6 +82,11 @@ class Usage:
     paired_seconds: float = 0.0
     paired_sm_seconds: float = 0.0
 
+    @property
+    def sm_active(self) -> float | None:
+        """The mean activity of its GPUs; None: never measured."""
+        return self.sm_seconds / self.gpu_seconds if self.gpu_seconds > 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class Indicator:
