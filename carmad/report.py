@@ -126,10 +126,7 @@ def sharing(report: ReportOut) -> list[str]:
         said.append(f"Known for {known:.0%} of the time in company, from {how}.")
     if its["unknown_at_most_gpu_hours"]:
         whose = "the other jobs" if its["slowdown"] is not None else "they"
-        said.append(
-            f"How much {whose} were slowed is not known: they saved"
-            f" {its['unknown_at_most_gpu_hours']:,.1f} GPU-hours at most."
-        )
+        said.append(f"How much {whose} were slowed was not measured.")
     return said
 
 
