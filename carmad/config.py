@@ -63,6 +63,9 @@ class Risk:
     sm_active: Share = 0.80
     sm_occupancy: Share = 0.45  # SMOCC risk from which a GPU counts as full
     dram_active: Share = 0.40  # DRAMA risk from which a GPU counts as memory-bound
+    # risk of NVML's utilisation from which a job that kept its own GPU as busy in earlier runs, or
+    # had none, does not join without MPS: they would take turns; 0: it joins
+    utilization: Share = 0.0
 
 
 @dataclass(frozen=True, slots=True)

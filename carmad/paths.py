@@ -27,6 +27,15 @@ def socket_path() -> str:
     return own if _is_ours(own) else SYSTEM_SOCKET
 
 
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Names of files that were added or taken away are on disk after it."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 def is_served() -> bool:
     """Whether `carma` has a daemon to ask here, which may be down: else it may be a cluster's login
     node."""

@@ -37,6 +37,7 @@ OTHERS = "all others"
 SOURCES = {
     "steps": "step times that jobs reported",
     "runs": "runs of the same job alone",
+    "activity": "SM activity together and alone",
     "simulation": "the simulation",
 }
 
@@ -74,7 +75,7 @@ def sections(report: ReportOut) -> list[Section]:
         return [Section("GPUs", ["No job held a GPU."]), *_external(report)]
     return [
         *_gpus(report),
-        *_sharing(report),
+        Section("Sharing", sharing(report)),
         *_users(report),
         *_memory(report),
         *_waits(report),
@@ -106,11 +107,11 @@ def _gpus(report: ReportOut) -> Iterator[Section]:
     yield Section("GPUs", said, head, rows, [gpu["busy_hours"] / hours for gpu in gpus])
 
 
-def _sharing(report: ReportOut) -> Iterator[Section]:
+def sharing(report: ReportOut) -> list[str]:
+    """Sentences on what sharing gained or cost, and how that is known."""
     its = report["sharing"]
     if not its["jobs"]:
-        yield Section("Sharing", ["No two jobs shared a GPU."])
-        return
+        return ["No two jobs shared a GPU."]
     part, whose = its["shared"] or 0.0, _count(its["jobs"], "job")
     said = [f"The GPUs in use were shared {part:.0%} of the time, by {whose}."]
     if its["slowdown"] is not None:
@@ -123,11 +124,8 @@ def _sharing(report: ReportOut) -> Iterator[Section]:
         said.append(f"Known for {known:.0%} of the time in company, from {how}.")
     if its["unknown_at_most_gpu_hours"]:
         whose = "the other jobs" if its["slowdown"] is not None else "they"
-        said.append(
-            f"How much {whose} were slowed is not known: they saved"
-            f" {its['unknown_at_most_gpu_hours']:,.1f} GPU-hours at most."
-        )
-    yield Section("Sharing", said)
+        said.append(f"How much {whose} were slowed was not measured.")
+    return said
 
 
 def _users(report: ReportOut) -> Iterator[Section]:

@@ -206,6 +206,7 @@ def _slowdown(how: Mapping[str, Any]) -> str:
     known = {
         "steps": f"step times beside {of} job{'' if of == 1 else 's'}",
         "runs": f"against {of} runs alone",
+        "activity": f"SM activity beside {of} job{'' if of == 1 else 's'}",
     }[how["source"]]
     span = f"{how['low']:.2f} to {how['high']:.2f}; " if how["low"] < how["high"] else ""
     return f"{how['ratio']:.2f} times as long as alone ({span}{known})"

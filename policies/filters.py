@@ -60,14 +60,18 @@ def min_free(conditions: Preconditions, settings: Settings) -> Filter:
 
 
 def not_risky(settings: Settings) -> Filter:
-    """The GPU is not saturated (CARMA paper, 3.3). An idle GPU is no risk, whatever its load was in
-    the last half minute."""
+    """The GPU is not saturated (CARMA paper, 3.3), nor would two jobs take turns all the time that
+    each keep a GPU busy. An idle GPU is no risk, whatever its load was in the last half minute."""
     limits = settings.risk
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
-        if idle(gpu, settings) is None or not gpu.recent.risky(limits):
+        if idle(gpu, settings) is None:
             return None
         score = gpu.score
+        if not score.risky(limits):
+            if not (wanted.is_busy and score.is_busy(limits)):
+                return None
+            return Reason("risk", limits.utilization, score.utilization or 0.0, "utilization")
         parts = [
             f"{name} {value:.2f} (limit {limit:.2f})"
             for name, value, limit in (

@@ -39,7 +39,8 @@ def _min_free(reason: Reason) -> str:
 def _risk(reason: Reason) -> str:
     """The detail has the other metrics."""
     parts = f"; {reason.detail}" if reason.detail else ""
-    return f"is too busy to share: SM activity {reason.have:.2f} (limit {reason.need:.2f}){parts}"
+    metric = "SM activity" if reason.unit == "SMACT" else reason.unit
+    return f"is too busy to share: {metric} {reason.have:.2f} (limit {reason.need:.2f}){parts}"
 
 
 def _promised(reason: Reason) -> str:

@@ -241,7 +241,7 @@ class FullOut(OutlineOut, OptionsOut, total=False):
     gpu_seconds: Annotated[float, lambda it: it.usage.gpu_seconds, Digits(3)]
     # Of these, in which no kernel of it ran.
     idle_seconds: Annotated[float, lambda it: it.usage.idle_seconds, Digits(3)]
-    sm_active_mean: Annotated[float | None, lambda it: _sm_active_mean(it.usage), Digits(4)]
+    sm_active_mean: Annotated[float | None, lambda it: it.usage.sm_active, Digits(4)]
 
 
 class JobOut(FullOut, total=False):
@@ -402,10 +402,6 @@ def _retry(job: Job) -> str | None:
 
 def _too_large(it: _Shown) -> str | None:
     return too_large(it.job.estimate, it.scene) if _is_untested(it.job) else None
-
-
-def _sm_active_mean(usage: Usage) -> float | None:
-    return usage.sm_seconds / usage.gpu_seconds if usage.gpu_seconds > 0 else None
 
 
 def _late_s(job: Job) -> float | None:

@@ -216,8 +216,11 @@ def knowledge(
         stays = overlaps([job], since, since, since).stays.get(job.id, ())
         if stays and job.id not in listed:
             alone[job.group, _kind(job, gpus)].append(work_s(stays))
+    profiles = ((id, job.profile) for id, job in listed.items() if job.profile)
     return Basis(
-        since, lambda job: alone.get((job.group, _kind(job, gpus)), ()) if job.group else ()
+        since,
+        lambda job: alone.get((job.group, _kind(job, gpus)), ()) if job.group else (),
+        {id: sm for id, its in profiles if (sm := its.mean("sm_active"))},
     )
 
 
@@ -362,9 +365,9 @@ def _idle(entries: Iterable[Entry]) -> list[IdleReportOut]:
     for each in entries:
         usage = each.job.usage
         run_s = sum(one.run_s * len(one.attempt.gpus) for one in each.stays)
-        if usage.gpu_seconds <= 0 or usage.gpu_seconds < MEASURED * run_s:
+        active = usage.sm_active
+        if active is None or usage.gpu_seconds < MEASURED * run_s:
             continue
-        active = usage.sm_seconds / usage.gpu_seconds
         if active < IDLE and each.receipt.held >= IDLE_HOURS:
             held, sm_active = round(each.receipt.held, 4), round(active, 4)
             found.append({**_who(each.job), "gpu_hours": held, "sm_active": sm_active})

@@ -105,7 +105,8 @@ async def _stream(
                         wanted.look_at((await service.scene()).live)
                     continue
                 for place, each in enumerate(found, begin + 1):
-                    if (wanted is None or wanted.has(each)) and _is_of(each, user):
+                    is_theirs = user is None or each.job is None or each.job.spec.user == user
+                    if is_theirs and (wanted is None or wanted.has(each)):
                         sees = each.job is None or call.may_touch(each.job)
                         yield known.text(place, each, sees)
                 if not found:
@@ -118,10 +119,6 @@ async def _stream(
                     except TimeoutError:
                         yield b":\n\n"
                 await asyncio.sleep(0)  # what happens meanwhile is sent along
-
-
-def _is_of(happening: Happening, user: str | None) -> bool:
-    return user is None or happening.job is None or happening.job.spec.user == user
 
 
 def _mark(known: Events, place: int, call: Call, event: str, text: str = "") -> EventOut:

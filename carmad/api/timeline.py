@@ -123,7 +123,8 @@ async def timeline(
 def _gpu_timelines(call: Call, scene: Scene, span: Span, end: float, gpu: str | None) -> Response:
     found = span.read(call.service.timeline, call.service.now())
     if gpu is not None:
-        found = [each for each in found if _is_named(each, gpu)]
+        index = {each.id: str(each.gpu.index) for each in found if each.gpu}
+        found = [each for each in found if gpu in (each.id, index.get(each.id))]
         if not found:
             raise NotFound(f"nothing is recorded of a GPU {gpu!r:.80}", "See `carma gpus`.")
     shown = {job for one in found for job in (*one.bins, *(mark.job for mark in one.marks))}
@@ -152,10 +153,6 @@ def _names(call: Call, scene: Scene, jobs: Iterable[JobId]) -> dict[JobId, Named
         id: one if peer.admin or (one.uid, one.user) == peer.owner else replace(one, name="-")
         for id, one in found.items()
     }
-
-
-def _is_named(track: Track, ref: str) -> bool:
-    return track.id == ref or (track.gpu is not None and str(track.gpu.index) == ref)
 
 
 @dataclass(frozen=True, slots=True)

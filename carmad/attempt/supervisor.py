@@ -71,6 +71,7 @@ from carmad.attempt.starting import (
     start_program,
     write_all,
 )
+from carmad.paths import sync_directory
 
 LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
     "lock",
@@ -101,14 +102,6 @@ def write_durably(name: str, data: bytes) -> None:
         os.fsync(file.fileno())
     part.rename(name)
     sync_directory(".")
-
-
-def sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def open_log(path: str, target: int, header: bytes) -> int:

@@ -8,7 +8,6 @@ this process holds.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from carmad.errors import CarmaError, Hopeless
+from carmad.paths import sync_directory
 from carmad.store.tables import JOBS, METADATA
 
 # -- backups
@@ -118,14 +118,6 @@ def _query(copy: Path, query: str) -> tuple[Any, ...] | None:
 
 def _backups(state_dir: Path) -> list[Path]:
     return sorted((state_dir / "backups").glob("carma-*.db"))  # names contain the time
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # -- tables

@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from carmad.store.database import StoreFull, sync_directory
+from carmad.paths import sync_directory
+from carmad.store.database import StoreFull
 
 log = logging.getLogger(__name__)
 

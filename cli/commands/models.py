@@ -22,7 +22,7 @@ from cli.text import (
 
 if TYPE_CHECKING:
     from carmad.api.estimates import EstimatorsOut
-    from carmad.api.models import ModelOut, ModelsOut, TrainingOut
+    from carmad.api.models import ModelsOut, TrainingOut
     from cli.text import Block
 
 
@@ -44,8 +44,8 @@ def model_list(answer: ModelsOut) -> list[Block]:
             clean(one["name"]),
             one["kind"],
             str(one["rows"]),
-            _training_time(one),
-            _first_error(one),
+            local_time(one["trained_at"]) if one["trained_at"] else "shipped",
+            next((f"{clean(name)} {error:.3g}" for name, error in one["errors"].items()), NOTHING),
             clean(one["about"]),
         )
     return [made, *(in_style(line, "dim") for line in _training(answer["training"]))]
@@ -65,14 +65,6 @@ def _training(training: TrainingOut) -> Iterator[str]:
     if training["under_way"]:
         yield "being trained now"
     yield from (f"  · {clean(line)}" for line in training["last_words"])
-
-
-def _training_time(one: ModelOut) -> str:
-    return local_time(one["trained_at"]) if one["trained_at"] else "shipped"
-
-
-def _first_error(one: ModelOut) -> str:
-    return next((f"{clean(name)} {error:.3g}" for name, error in one["errors"].items()), NOTHING)
 
 
 def show_estimators(json: bool) -> int:

@@ -199,7 +199,8 @@ def stats(
     json: Json = False,
     as_csv: Annotated[bool, option("--csv", help="print CSV, with energy in kWh")] = False,
 ) -> int:
-    """A report has users and their GPU-hours, what sharing saved and cost, memory estimates, the
+    """Below the rows it says what sharing GPUs gained or cost, as far as that was measured. A
+    report has users and their GPU-hours, what sharing saved and cost, memory estimates, the
     longest waits, and jobs that held GPUs without using them. Of others' jobs, all but
     administrators see totals.
     """
@@ -218,6 +219,11 @@ def stats(
     else:
         output.show(totals_table(answer))
         _tell_external(answer["external"])
+        if not (user or me):
+            from carmad.report import sharing
+
+            said = sharing(client.get("/v1/report", since=since, until=until))
+            print(f"sharing{'' if since else ' in 7 days'}: {' '.join(said)}")
     return 0
 
 

@@ -88,8 +88,8 @@ def page() -> str:
     ]
     systems = registry.systems()
     for policy in sorted(registry.own_names("systems")):
-        settings = systems[policy].settings
-        sets = ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in settings.items())
+        brought = systems[policy].settings
+        sets = ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in brought.items())
         out.append(f"| `{policy}` | {sets} |")
     for section in dict.fromkeys(setting.section for setting in every):
         kind = dict(_sections()).get(section)

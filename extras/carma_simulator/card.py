@@ -62,6 +62,7 @@ class Card:
         "sm_work",
         "speeds",
         "used_mib",
+        "utilization",
     )
 
     def __init__(self, gpu: Gpu, kind: GpuKind, gauges: Gauges) -> None:
@@ -74,6 +75,7 @@ class Card:
         self.paces: dict[JobId, float] = {}
         self.used_mib = 0
         self.sm_active = self.sm_occupancy = self.dram_active = 0.0  # the level since changed_at
+        self.utilization = 0.0  # NVML's
         self.sm_work = 0.0  # that the jobs do; more than `sm_active` if a model makes work up
         self.power_w = kind.power_w(0.0, 0.0)
         self.changed_at = 0.0
@@ -140,7 +142,7 @@ class Card:
 
     def read(self, now: float) -> GpuSample:
         """The monitor's reading: averages since the last one, and the current processes."""
-        gpu_utilization, memory_utilization = utilization(self.sm_active, self.dram_active)
+        _, memory_utilization = utilization(self.sm_active, self.dram_active)
         energy_j = self.energy_j + self.power_w * max(0.0, now - self._elapsed_to)
         return GpuSample(
             self.gpu.id,
@@ -150,7 +152,7 @@ class Card:
             self.sm_active,
             self.sm_occupancy,
             self.dram_active,
-            gpu_utilization,
+            self.utilization,
             power_w=self.power_w,
             energy_mj=round(energy_j * 1000),
             processes=tuple(self.processes.values()),
@@ -179,6 +181,9 @@ class Card:
         self.sm_active, self.sm_work = min(1.0, sm_active), sm_active
         self.sm_occupancy = min(1.0, sm_occupancy)
         self.dram_active = min(1.0, dram_active)
+        # Jobs slow each other because some kernel always runs: that adds up as if they did not.
+        alone = (utilization(load.sm_active, 0.0)[0] for load in self.loads.values())
+        self.utilization = min(1.0, math.fsum(alone))
         self.power_w = self.kind.power_w(self.sm_active, self.dram_active)
         gauges = self._gauges
         gauges.sm_active += self.sm_active - before[0]
@@ -215,18 +220,21 @@ class Card:
 
 
 def relief(card: Card, now: float, monitor: Monitor, limits: Risk) -> float | None:
-    """The first instant after `now` at which the GPU is no longer risky, to within a tenth of the
+    """The first instant after `now` at which the GPU is no longer too busy, to a tenth of the
     monitor's period. No other event happens then, so it is computed in advance, to plan in time.
 
-    None if it is not risky now, or stays risky while its load does not change.
+    None if it is not so now, or stays so while its load does not change.
     """
     highest = Score(
         max(sample.sm_active or 0.0 for sample in card.history),
         max(sample.sm_occupancy or 0.0 for sample in card.history),
         max(sample.dram_active or 0.0 for sample in card.history),
+        utilization=max(sample.utilization or 0.0 for sample in card.history),
     )
-    lasting = Score(card.sm_active, card.sm_occupancy, card.dram_active)
-    if not highest.risky(limits) or lasting.risky(limits):
+    lasting = Score(
+        card.sm_active, card.sm_occupancy, card.dram_active, utilization=card.utilization
+    )
+    if not _is_full(highest, limits) or _is_full(lasting, limits):
         return None
     risky_at, relieved_at = now, card.changed_at + monitor.window_s
     if not _risky(card, risky_at, monitor, limits):
@@ -246,7 +254,12 @@ def _risky(card: Card, at: float, monitor: Monitor, limits: Risk) -> bool:
     for sample in card.history:
         window.add(sample)
     window.add(card.read(at))
-    return window.recent.score.risky(limits)
+    return _is_full(window.recent.score, limits)
+
+
+def _is_full(score: Score, limits: Risk) -> bool:
+    """Whether some job may not join, for its load."""
+    return score.risky(limits) or score.is_busy(limits)
 
 
 class Execution:

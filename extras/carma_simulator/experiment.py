@@ -93,7 +93,7 @@ class Experiment:
     cluster: Cluster
     settings: Settings = field(default_factory=Settings)  # policy, recovery, MPS
     estimator: str = "none"  # none, oracle, history, or one of the trace's own columns
-    interference: str = "conserving"  # none, additive, conserving or measured:FILE
+    interference: str = "conserving"  # none, additive, conserving, conserving:C, measured:FILE
     physics: Physics = Physics()
     seed: int = 0
     expected: bool = True  # do users declare expected durations?

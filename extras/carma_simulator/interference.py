@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from math import fsum
+from math import fsum, inf, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol
@@ -185,18 +185,32 @@ MODELS: dict[str, Callable[[], Interference]] = {
 
 
 def make(name: str) -> Interference:
-    """The model `name`: none, additive, conserving or measured:FILE.
+    """The model `name`: none, additive, conserving, conserving:C or measured:FILE.
 
-    Raises CarmaError for other names, and for a file without measured pairs."""
+    Raises CarmaError for other names, for a coefficient that is none, and for a file without
+    measured pairs."""
     kind, _, argument = name.partition(":")
     if kind == "measured" and argument:
         return Measured(Path(argument), Conserving())
+    if kind == "conserving" and argument:
+        return Conserving(dict.fromkeys(_SHARED.values(), _coefficient(argument)))
     if name not in MODELS:
         raise CarmaError(
             f"no interference model is called {name!r}",
-            f"use {', '.join(MODELS)} or measured:FILE, a CSV of measured pairs",
+            f"use {', '.join(MODELS)}, conserving:C with a coefficient C, or measured:FILE, a"
+            " CSV of measured pairs",
         )
     return MODELS[name]()
+
+
+def _coefficient(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not 0 <= value < inf:
+        raise CarmaError(f"{text!r} is no coefficient of interference", "use 0 or more, as in 2.06")
+    return value
 
 
 def speeds_by_mode(

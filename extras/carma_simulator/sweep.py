@@ -90,8 +90,8 @@ def cache_keys(experiments: Sequence[Experiment]) -> list[str]:
 def _rest(experiment: Experiment) -> Iterator[bytes]:
     """Everything but the trace."""
     yield repr(replace(experiment, trace=_NO_TRACE)).encode()
-    _, _, file = experiment.interference.partition(":")
-    if file:
+    kind, _, file = experiment.interference.partition(":")
+    if kind == "measured" and file:
         yield Path(file).read_bytes()
 
 

@@ -60,7 +60,7 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ),
     ("reserve --cancel 1", ("POST", "/v1/reservations/1/cancel"), "is cancelled"),
     ("history", ("GET", "/v1/history"), "FAILED"),
-    ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),
+    ("stats --me", ("GET", "/v1/stats"), "GPU-HOURS"),
     (
         "stats --report week",
         ("GET", "/v1/report"),
@@ -122,6 +122,8 @@ def test_a_report_is_of_a_period_and_for_people_or_a_file(
     since, until = (fake.asked[-1][2][name] for name in ("since", "until"))
     assert since[8:].startswith("01T00:00:00") and until[8:].startswith("01T00:00:00")
     assert since < until
+    assert run(["stats", "--since", "7d"]) == 0
+    assert "sharing: The GPUs in use were shared 50% of the time" in capsys.readouterr().out
     assert run(["stats", "--report", "week", "--since", "7d"]) == 0
     assert "until" not in fake.asked[-1][2]
     assert run(["stats", "--report", "week", "--until", "7d"]) == 2

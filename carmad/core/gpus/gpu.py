@@ -136,6 +136,7 @@ class Score:
     sm_source: str | None = None  # "sm_active", or "utilization" standing in for it
     sm_mean: float = 0.0  # for "least utilised" (LUG)
     samples: int = 0
+    utilization: float | None = None  # NVML's
 
     def risky(self, limits: Risk) -> bool:
         """The paper's test (3.3). If neither SMOCC nor DRAMA is available, SMACT alone decides."""
@@ -146,6 +147,10 @@ class Score:
         return (self.sm_occupancy or 0.0) >= limits.sm_occupancy or (
             self.dram_active or 0.0
         ) >= limits.dram_active
+
+    def is_busy(self, limits: Risk) -> bool:
+        """Whether kernels run there all the time, so that another such job would take turns."""
+        return 0.0 < limits.utilization <= (self.utilization or 0.0)
 
 
 class Recent:
@@ -184,20 +189,11 @@ class Recent:
         levels = self._levels("sm_active", begin) or self._levels("utilization", begin)
         return mean(levels) if levels else None
 
-    def risky(self, limits: Risk) -> bool:
-        """`score.risky(limits)`, without computing the score if it cannot be that high."""
-        if self._score is None:
-            weights = self._weights
-            highest = max((sample.activity or 0.0 for sample, _ in self._samples), default=0.0)
-            whole = weights.mean + weights.median + weights.p95 + weights.ema
-            if highest * whole < limits.sm_active:
-                return False
-        return self.score.risky(limits)
-
     def _compute_score(self) -> Score:
         levels, sm_source = self._levels("sm_active"), "sm_active"
+        utilization = self._levels("utilization")
         if not levels:
-            levels, sm_source = self._levels("utilization"), "utilization"
+            levels, sm_source = utilization, "utilization"
         sm = self._risk(levels)
         return Score(
             sm_active=sm,
@@ -206,6 +202,7 @@ class Recent:
             sm_source=None if sm is None else sm_source,
             sm_mean=mean(levels) if levels else 0.0,
             samples=len(self._samples),
+            utilization=self._risk(utilization),
         )
 
     def _levels(self, metric: str, begin: float = -inf) -> list[Level]:

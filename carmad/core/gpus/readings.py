@@ -64,7 +64,10 @@ def meter(
     if not 0 < seconds <= max_gap_s:
         seconds = 0.0
     joules = energy_j(before, sample, seconds)
-    busy = sample.sm_active if sample.sm_active is not None else sample.utilization or 0.0
+    busy = sample.activity or 0.0
+    paired_s = 0.0
+    if before and len(residents) == 2 and sample.sm_active is not None:
+        paired_s = seconds * all(_had_run_by(before.at, job, sample) for job in residents)
     changed = {}
     for job in residents:
         held = held_mib(job.id, sample)
@@ -75,6 +78,8 @@ def meter(
             sm_seconds=old.sm_seconds + busy * seconds,
             gpu_seconds=old.gpu_seconds + seconds,
             idle_seconds=old.idle_seconds + (0.0 if uses_gpu(job.id, sample) else seconds),
+            paired_seconds=old.paired_seconds + paired_s,
+            paired_sm_seconds=old.paired_sm_seconds + busy * paired_s,
         )
     return changed
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from carmad.core.jobs.attempt import Attempt, Cause, GpuId, JobId, Mode
-from carmad.core.jobs.findings import Company, Estimate, Usage
+from carmad.core.jobs.findings import Company, Estimate, Profile, Usage
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import ArrayTask, Owner
 from carmad.core.jobs.states import JobState
@@ -65,6 +65,7 @@ class JobSummary:
     group: str = ""
     estimate: Estimate | None = None
     usage: Usage = Usage()  # noqa: RUF009 - it is frozen
+    profile: Profile | None = None
     company: tuple[Company, ...] = ()
     alone_s: float | None = None  # how long it would have run alone, where that is known exactly
 

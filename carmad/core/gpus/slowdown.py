@@ -7,7 +7,7 @@ explains the formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
@@ -26,7 +26,7 @@ COVERED = 0.5  # of the shared time that must be known, to speak for all of it
 STEADY = 1.25  # the longest run alone over the shortest: beyond it, they tell little
 HOUR_S = 3600.0
 
-Source = Literal["steps", "runs", "simulation"]
+Source = Literal["steps", "runs", "activity", "simulation"]
 
 
 def load(profile: Profile | None, memory_mib: int) -> Loaded | None:
@@ -98,7 +98,7 @@ class Slowdown:
     low: float
     high: float
     source: Source
-    known_from: int  # neighbours measured, or runs alone
+    known_from: int  # neighbours measured or profiled, or runs alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,14 @@ class Basis:
     since: float  # from when on all neighbours are known
     # How long runs of the same job took that never shared.
     runs_s: Callable[[Seen], Sequence[float]]
+    sm_active: Mapping[JobId, float]  # alone, of the jobs of which it is known
 
 
 def slowdown(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
     """How much sharing slowed a job that shared; None: unknown."""
     if isinstance(job, JobSummary) and job.alone_s is not None:
         return _against(stays, [job.alone_s], "simulation")
-    return _by_steps(job, stays) or _by_runs(job, stays, basis)
+    return _by_steps(job, stays) or _by_runs(job, stays, basis) or _by_activity(job, stays, basis)
 
 
 def work_s(stays: Sequence[Stay]) -> float:
@@ -153,18 +154,37 @@ def _against(stays: Sequence[Stay], runs: Sequence[float], source: Source) -> Sl
 
 def _by_steps(job: Seen, stays: Sequence[Stay]) -> Slowdown | None:
     ratios = {JobId(each.neighbour): max(1.0, each.ratio) for each in job.company}
+    beside_s = _beside_s(stays, ratios)
+    if not beside_s:
+        return None
     # The work done beside a neighbour is the time there over its ratio.
-    beside_s: dict[JobId, float] = {}
+    work_s = sum(seconds / ratios[id] for id, seconds in beside_s.items())
+    found = [ratios[id] for id in beside_s]
+    return Slowdown(sum(beside_s.values()) / work_s, min(found), max(found), "steps", len(found))
+
+
+def _by_activity(job: Seen, stays: Sequence[Stay], basis: Basis) -> Slowdown | None:
+    """Together, jobs do as much work per hour as they keep SMs busy: against what they keep busy
+    alone, each by itself. Both of a pair are taken to be slowed alike."""
+    alone, usage, beside_s = basis.sm_active, job.usage, _beside_s(stays, basis.sm_active)
+    if job.id not in alone or not beside_s or usage.paired_sm_seconds <= 0:
+        return None
+    others = sum(alone[id] * seconds for id, seconds in beside_s.items()) / sum(beside_s.values())
+    together = usage.paired_sm_seconds / usage.paired_seconds
+    ratio = max(1.0, (alone[job.id] + others) / together)
+    return Slowdown(ratio, ratio, ratio, "activity", len(beside_s))
+
+
+def _beside_s(stays: Sequence[Stay], known: Container[JobId]) -> dict[JobId, float]:
+    """How long the job was beside each neighbour that is known, and nobody else; none if that says
+    too little of all of the shared time."""
+    found: dict[JobId, float] = {}
     for each in stays:
         for id, seconds in (each.beside or {}).items():
-            if id in ratios:
-                beside_s[id] = beside_s.get(id, 0.0) + seconds
-    covered_s, shared_s = sum(beside_s.values()), sum(each.shared_s for each in stays)
-    if covered_s <= 0 or covered_s < COVERED * shared_s:
-        return None
-    ratio = covered_s / sum(seconds / ratios[id] for id, seconds in beside_s.items())
-    found = [ratios[id] for id in beside_s]
-    return Slowdown(ratio, min(found), max(found), "steps", len(found))
+            if id in known:
+                found[id] = found.get(id, 0.0) + seconds
+    covered_s, shared_s = sum(found.values()), sum(each.shared_s for each in stays)
+    return found if covered_s > 0 and covered_s >= COVERED * shared_s else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,14 @@ class Usage:
     sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it ran there
     gpu_seconds: float = 0.0
     idle_seconds: float = 0.0  # of these, in which no kernel of it ran
+    # Of them, in which one other job computed there, too, and SMACT was read; and its integral.
+    paired_seconds: float = 0.0
+    paired_sm_seconds: float = 0.0
+
+    @property
+    def sm_active(self) -> float | None:
+        """The mean activity of its GPUs; None: never measured."""
+        return self.sm_seconds / self.gpu_seconds if self.gpu_seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

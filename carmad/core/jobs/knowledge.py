@@ -287,7 +287,7 @@ def with_report(job: Job, event: Stepped, kind: str) -> Job:
     """The job with the step times reported for this kind of GPU; the same object if unchanged."""
     step = StepTime(job.accumulation, event.seconds, kind)
     before = {each.gpu: each for each in job.steps if each.parts == step.parts}
-    if kind not in before or not _is_as_long(step, before[kind]):
+    if kind not in before or _differ(before[kind].seconds, step.seconds, NEWS):
         outdated = (
             before.get(kind),
             before.get(""),
@@ -302,21 +302,12 @@ def with_report(job: Job, event: Stepped, kind: str) -> Job:
     return job
 
 
-def _is_as_long(new: StepTime, old: StepTime) -> bool:
-    return abs(new.seconds - old.seconds) <= NEWS * old.seconds
-
-
 def _are_alike(new: StageTimes, old: StageTimes) -> bool:
     """Whether both are for the same kind of GPU and nearly equal."""
     if (new.gpu, new.sync) != (old.gpu, old.sync):
         return False
-    parts = (
-        (new.load_s, old.load_s),
-        (new.forward_s, old.forward_s),
-        (new.backward_s, old.backward_s),
-        (new.communication_s, old.communication_s),
-    )
-    return all(abs(after - before) <= NEWS * before for after, before in parts)
+    parts = ("load_s", "forward_s", "backward_s", "communication_s")
+    return not any(_differ(getattr(old, part), getattr(new, part), NEWS) for part in parts)
 
 
 def with_shared_profiles(jobs: Iterable[Job]) -> Iterator[Job]:

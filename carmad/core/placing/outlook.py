@@ -201,7 +201,8 @@ def _starts(
     ends_at = dict.fromkeys((each.id for each in waiting), inf)
     residents = (each for gpu in there for each in gpu.residents)
     ends_at |= {each.id: now + left_s(each, now) for each in chain(running, residents)}
-    free = sorted(_free(gpu, ends_at, now) for gpu in there if _takes_jobs(gpu))
+    usable = (gpu for gpu in there if not (gpu.drained or (gpu.sample and gpu.sample.fault)))
+    free = sorted(_free(gpu, ends_at, now) for gpu in usable)
     found: dict[JobId, Start] = {}
     for job in waiting:
         needed = job.spec.gpus
@@ -239,10 +240,6 @@ def _ready(job: Job, ends_at: Mapping[JobId, float]) -> tuple[float, JobId]:
         return inf, NOBODY
     waits_for = ((ends_at.get(after.job, 0.0), after.job) for after in job.spec.after)
     return max((job.spec.begin_at or 0.0, NOBODY), *waits_for, (0.0, NOBODY))
-
-
-def _takes_jobs(gpu: GpuView) -> bool:
-    return gpu.drained is None and not (gpu.sample and gpu.sample.fault)
 
 
 def _own_s(job: Job, now: float) -> float:

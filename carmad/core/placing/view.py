@@ -53,6 +53,7 @@ class Demand:
     yields: bool = False  # it is suspended when a reservation begins
     choice: GpuChoice | None = None  # None: any GPU
     known: Known | None = None  # None: it waits until GPUs have settled
+    is_busy: bool = False  # as in `may_keep_busy`
 
 
 def demand(
@@ -66,6 +67,7 @@ def demand(
     known = knowledge(job) if settings.monitor.known_s < settings.monitor.window_s else None
     its = job.estimate, job.retry
     wanted = partial(_demand, job.spec.gpus, alone, uid, *its, choice=choice(job.spec), known=known)
+    wanted = partial(wanted, is_busy=may_keep_busy(job, settings))
     if reserved_at is None:
         return wanted(suspension=job.suspension)
     yields = settings.limits.preemption == "suspend" and can_be_suspended(job, settings)
@@ -74,6 +76,16 @@ def demand(
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
+
+
+def may_keep_busy(job: Job, settings: Settings) -> bool:
+    """Whether a job on time slices may use all of them: nothing shows that it does not. False if
+    that does not matter."""
+    limit = settings.risk.utilization
+    if not limit or under_mps(job, settings):
+        return False
+    known = job.profile.mean("gpu_utilization") if job.profile else None
+    return known is None or known >= limit
 
 
 def can_be_suspended(job: Job, settings: Settings) -> bool:

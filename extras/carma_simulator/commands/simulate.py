@@ -96,7 +96,8 @@ def simulate(
         option(
             "--interference",
             metavar="NAME",
-            help="slowdown of jobs that share a GPU: none, additive, conserving, measured:FILE",
+            help="slowdown of jobs that share a GPU: none, additive, conserving, conserving:C"
+            " with this coefficient, measured:FILE",
         ),
     ] = None,
     seeds: Annotated[

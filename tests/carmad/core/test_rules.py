@@ -180,6 +180,22 @@ def test_energy_is_the_counter_s_difference(
     )
 
 
+def test_activity_beside_another_counts_while_both_compute() -> None:
+    def read(at: float) -> GpuSample:
+        return replace(sample(at, None), sm_active=0.7)
+
+    computes = a_job(1, **running_on(0), kernels=((GPU.id, 0.0),))
+    loads = a_job(2, **running_on(0))
+    other = replace(computes, id=JobId(2))
+    for others, shared in (((), 0), ((loads,), 0), ((other,), 10), ((other, loads), 0)):
+        usage = meter({}, (computes, *others), read(5.0), read(15.0), 60.0)[computes.id]
+        assert (usage.paired_seconds, usage.paired_sm_seconds) == (
+            shared,
+            pytest.approx(0.7 * shared),
+        )
+        assert usage.sm_seconds == pytest.approx(7.0)
+
+
 # -- the back-off of a policy that fails
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -56,13 +56,18 @@ def seen(
     return overlaps(jobs, since_h * HOUR, until_h * HOUR, now_h * HOUR)
 
 
-def known(runs_h: Sequence[float] = ()) -> Basis:
+def known(runs_h: Sequence[float] = (), sm: Mapping[int, float] = {}) -> Basis:
     runs = [hours * HOUR for hours in runs_h]
-    return Basis(0.0, lambda _: runs)
+    return Basis(0.0, lambda _: runs, {JobId(id): active for id, active in sm.items()})
 
 
-def of(one: JobSummary, *jobs: JobSummary, runs_h: Sequence[float] = ()) -> Receipt:
-    return receipt(one, seen(*jobs).stays[one.id], known(runs_h))
+def of(
+    one: JobSummary,
+    *jobs: JobSummary,
+    runs_h: Sequence[float] = (),
+    sm: Mapping[int, float] = {},
+) -> Receipt:
+    return receipt(one, seen(*jobs).stays[one.id], known(runs_h, sm))
 
 
 def beside(neighbour: int, ratio: float) -> Company:
@@ -243,6 +248,19 @@ def test_runs_that_tell_nothing(changes: dict[str, object], runs_h: Sequence[flo
     assert of(one, one, job(2, stay(1, 3)), runs_h=runs_h).slowdown is None
 
 
+def test_sm_activity_tells_what_was_done_together() -> None:
+    """Alone, they keep 0.9 and 0.6 of the SMs busy; together 0.75: half as much as both alone."""
+    one = job(1, stay(0, 3), usage=Usage(paired_seconds=2 * HOUR, paired_sm_seconds=1.5 * HOUR))
+    two = job(2, stay(1, 3))
+    its = of(one, one, two, sm={1: 0.9, 2: 0.6})
+    assert its.slowdown and (its.slowdown.source, its.slowdown.ratio) == ("activity", 2.0)
+    assert its.alone == pytest.approx(1 + 2 / 2)
+    for sm in ({1: 0.9}, {2: 0.6}):
+        assert of(one, one, two, sm=sm).slowdown is None, "alone, one of them was not measured"
+    unread = replace(one, usage=Usage())
+    assert of(unread, unread, two, sm={1: 0.9, 2: 0.6}).slowdown is None
+
+
 def test_the_neighbours_of_a_job_that_began_before_are_not_all_known() -> None:
     one, other = job(1, stay(0, 3)), job(2, stay(1, 3))
     what = replace(known((2.6, 2.6, 2.6)), since=HOUR)
@@ -274,7 +292,7 @@ def test_a_job_is_read_from_its_row_as_from_the_core() -> None:
         group="abc",
     )
     read = codec.decode_summary(codec.encode_job(whole))
-    for name in ("id", "state", "submitted_at", "group", "estimate", "usage", "company"):
+    for name in ("id", "state", "submitted_at", "group", "estimate", "usage", "company", "profile"):
         assert getattr(read, name) == getattr(whole, name)
     assert read.spec.owner == whole.spec.owner and label(read) == label(whole)
     (stay,), (attempt,) = read.attempts, whole.attempts

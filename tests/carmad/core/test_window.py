@@ -82,14 +82,6 @@ def test_a_sample_that_began_before_the_window_counts_for_what_is_in_it():
     assert window.recent.score.sm_mean == pytest.approx(0.5)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=40))
-def test_the_short_cut_to_the_verdict_agrees_with_the_score(values):
-    window = Window(Monitor(), Risk())
-    for at, (sm, dram) in enumerate(values):
-        window.add(GpuSample("g", float(at), sm_active=sm, dram_active=dram))
-    assert window.recent.risky(Risk()) is window.recent.score.risky(Risk())
-
-
 def test_samples_at_one_instant_divide_by_nothing():
     window = Window(Monitor(), Risk())
     window.add(GpuSample("g", 0.0, sm_active=0.5))
@@ -140,6 +132,15 @@ def test_nothing_known_is_no_risk_and_no_zero():
 )
 def test_the_threshold_test(sm, occupancy, dram, risky):
     assert Score(sm, occupancy, dram, "sm_active").risky(Risk()) is risky
+
+
+def test_a_gpu_is_busy_from_a_utilisation_on_if_one_is_set():
+    limits = Risk(utilization=0.9)
+    assert [Score(utilization=u).is_busy(limits) for u in (None, 0.89, 0.9, 1.0)] == [
+        *(False, False),
+        *(True, True),
+    ]
+    assert not Score(utilization=1.0).is_busy(Risk())
 
 
 def test_a_gap_in_the_readings_starts_the_watch_anew():

@@ -765,6 +765,21 @@ def test_what_has_been_is_listed_and_summed_up(daemon: Carmad) -> None:
     assert ended == ["label", "3", "2", "1"]
 
 
+def test_stats_say_what_sharing_gave_though_no_job_reports_steps(tmp_path: Path) -> None:
+    """The emulated GPU slows two jobs of SMACT 0.6 by 1.26: together it is 0.95."""
+    with running(tmp_path, "1xA100-40GB", CARMA_PROFILING__RUN_S="0.3") as daemon:
+        words = train(memory_mib=4_000, sm=0.6, dram=0.1, seconds=1000, warmup=0.1)
+        first = daemon.submit(*words)
+        until(lambda: daemon.job(first)["profile"], "its profile")
+        assert "sharing in 7 days: No two jobs shared a GPU." in daemon.carma("stats")
+        daemon.await_state(daemon.submit(*words), "running")
+        until(lambda: "SM activity together and alone (2 jobs)" in daemon.carma("stats"), "news")
+        found = json.loads(daemon.carma("stats", "--report", "week", "--since", "1h", "--json"))
+    its = found["sharing"]
+    assert its["sources"] == {"activity": 2}
+    assert its["slowdown"] == pytest.approx(1.26, abs=0.1)
+
+
 # -- doing nothing
 
 

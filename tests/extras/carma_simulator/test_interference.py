@@ -310,7 +310,15 @@ class TestMake:
     def test_another_name_is_told_what_there_is(self, name: str) -> None:
         with pytest.raises(CarmaError) as caught:
             make(name)
-        assert "none, additive, conserving or measured:FILE" in caught.value.hint
+        assert "none, additive, conserving, conserving:C" in caught.value.hint
+
+    def test_a_coefficient(self) -> None:
+        load = Load(sm_active=0.9)
+        speeds = make("conserving:2.06").speeds((load, load), Mode.STREAMS)
+        assert speeds == pytest.approx([1 / (1 + 2.06 * 0.81)] * 2)
+        for text in ("x", "-1", "nan", "inf"):
+            with pytest.raises(CarmaError, match="is no coefficient of interference"):
+                make(f"conserving:{text}")
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(CarmaError, match=r"nowhere\.csv: No such file or directory$"):

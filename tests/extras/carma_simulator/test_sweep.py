@@ -115,6 +115,7 @@ def test_without_a_cache_all_are_simulated(simulator: Simulator) -> None:
         replace(ONE, seed=1),
         replace(ONE, estimator="oracle"),
         replace(ONE, interference="none"),
+        replace(ONE, interference="conserving:2.06"),
         replace(ONE, physics=Physics(oom_s=6.0)),
         replace(ONE, settings=Settings(policy="rr")),
         replace(ONE, settings=Settings(collocation=Collocation(mps=True))),

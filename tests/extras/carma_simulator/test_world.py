@@ -21,7 +21,7 @@ from carma_simulator.run import simulate
 from carma_simulator.workload import Clock, Workload, not_before, submit_in_time
 from carma_simulator.world import World
 from carmad import registry
-from carmad.config import Collocation, Limits, Settings
+from carmad.config import Collocation, Limits, Risk, Settings
 from carmad.core.jobs.attempt import Cause, JobId, Mode
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.layout import Layout, Stage
@@ -790,3 +790,23 @@ def test_the_same_experiment_has_the_same_outcome():
 
     assert once(5) == once(5)
     assert once(5) != once(6)
+
+
+def test_a_busy_gpu_is_joined_once_its_utilisation_has_fallen():
+    """By time slices, with `risk.utilization`: the second busy job waits for the first one's end,
+    and for the window; not for that of the light job, which is there before and after."""
+    light, busy = (Load(sm_active=sm, sm_occupancy=0.1, dram_active=0.1) for sm in (0.05, 0.87))
+    tasks = tuple(
+        Task(name=f"t{n}", submit_s=float(n), duration_s=seconds, load=load)
+        for n, (seconds, load) in enumerate(((1000.0, light), (200.0, busy), (200.0, busy)))
+    )
+
+    def starts(limit):
+        settings = Settings(risk=Risk(utilization=limit))
+        jobs = simulate(Experiment(Trace("t", tasks), parse("1xA100-40GB"), settings)).jobs
+        return [job.attempts[0].launched_at for job in jobs], jobs[1].ended_at
+
+    (_, first_s, second_s), ended_s = starts(0.9)
+    assert ended_s < second_s < ended_s + Settings().monitor.window_s
+    (_, _, second_s), ended_s = starts(0.0)
+    assert first_s < second_s < ended_s
