@@ -14,6 +14,8 @@ from functools import cache
 import estimators
 from benchmarks.harness import Report, Row, markdown_table, row_table
 from carmad.config import Estimation
+from carmad.plugin import Estimate
+from estimators.gpumemnet import answer
 from lab.data import DATA, read
 from lab.main import main
 from lab.memory.carma_tasks import TIMM, build
@@ -35,6 +37,7 @@ class Told:
     low_mib: int
     expected_mib: int
     safe_mib: int
+    gpumemnet_mib: int | None = None  # what the classifiers that ship say; None: they refuse
 
     @property
     def error_mib(self) -> int:
@@ -64,8 +67,10 @@ def _told(row: dict[str, str]) -> Told | None:
 
 
 @cache
-def _traced(model: str, dataset: str, batch_size: int, gpus: int) -> tuple[int, int, int] | None:
-    """Low, expected and safe, in MiB."""
+def _traced(
+    model: str, dataset: str, batch_size: int, gpus: int
+) -> tuple[int, int, int, int | None] | None:
+    """Low, expected and safe, and GPUMemNet's, in MiB."""
     task = build(model, dataset, batch_size, gpus)
     if task is None:
         return None
@@ -73,7 +78,8 @@ def _traced(model: str, dataset: str, batch_size: int, gpus: int) -> tuple[int, 
     low, expected, high = (
         -(-nbytes // MIB) + CONTEXT_MIB for nbytes in (report.floor, report.reserved, report.safe)
     )
-    return low, expected, high
+    told = answer(report.layers, report.batch, CONTEXT_MIB)
+    return low, expected, high, round(told.mib) if isinstance(told, Estimate) else None
 
 
 def _distinct(told: Sequence[Told]) -> list[Told]:
