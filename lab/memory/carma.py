@@ -37,7 +37,8 @@ class Told:
     low_mib: int
     expected_mib: int
     safe_mib: int
-    gpumemnet_mib: int | None = None  # what the classifiers that ship say; None: they refuse
+    gpumemnet_mib: int | None  # what the classifiers that ship say; None: they refuse
+    theirs_mib: int  # what the paper's classifiers said
 
     @property
     def error_mib(self) -> int:
@@ -63,7 +64,8 @@ def _told(row: dict[str, str]) -> Told | None:
     found = _traced(row["model"], row["dataset"], int(row["batch_size"]), int(row["gpus"]))
     if found is None:
         return None
-    return Told(row["task"], row["model"], round(float(row["mem_mib"])), *found)
+    theirs = round(float(row["gpumemnet_mib"]))
+    return Told(row["task"], row["model"], round(float(row["mem_mib"])), *found, theirs)
 
 
 @cache
