@@ -92,7 +92,7 @@ class SetUp:
         return abs(self.ours - self.paper) <= CLOSE * abs(self.paper)
 
     def __str__(self) -> str:
-        return f"{self.what} {number(self.paper)} | {number(self.ours)} {self.unit}".rstrip()
+        return f"{self.what} {number(self.paper)} {self.unit}".rstrip() + f" ({number(self.ours)})"
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ HEADINGS = (
     "paper",
     "ours: median (its interval; values)",
     "verdict",
-    "set-up: paper, ours",
+    "set-up: paper (ours)",
     "by another model of interference",
     "judged on",
     "tested cause",

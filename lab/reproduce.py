@@ -41,9 +41,9 @@ is no effect or the opposite; a limit is kept or not. *Undecided*: the median's 
 interval (by bootstrap) reaches into another verdict. *Indicative*: something is drawn, and there
 are fewer than {DRAWS} draws; one figure decides only where nothing is drawn, or where it is of a
 whole data set or of all plans of a run. *Another set-up*: ours is stronger, but a figure of the
-set-up (paper | ours) is off by more than {CLOSE:.0%}, or none is known. *Fitted*: chosen on the
-data that it is judged on; that counts for nothing. In brackets: what the figures alone would say. A
-time counts on whatever machine: it is of the order that matters."""
+set-up is not the paper's within {CLOSE:.0%}, or none is known. *Fitted*: chosen on the data that it
+is judged on, which counts for nothing. In brackets: what the figures alone would say. A limit of
+time is kept or not on our machine, whatever the paper's was."""
 # What was judged otherwise until 2026-12-01, with the old verdict; a reason if it is not the rule.
 BEFORE = Path(__file__).with_name("verdicts_before.csv")
 BY_RULE = {

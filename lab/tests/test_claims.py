@@ -84,7 +84,7 @@ def test_a_row_says_what_the_figures_alone_would_say() -> None:
     assert "another set-up (stronger)" in five(-36.0, -90.0).cells()
     mixed = claim(-36.0, -80.0, -60.0, -50.0, -31.0, 1.0)
     assert "undecided (not reproduced to stronger)" in mixed.cells()
-    assert "fifo queues 10.0 | 7.00 h" in replace(mixed, setup=(IDLE,)).cells()
+    assert "fifo queues 10.0 h (7.00)" in replace(mixed, setup=(IDLE,)).cells()
     assert (
         mixed.otherwise("busier", [-36.5] * 5) == "busier: -36.5 % (-36.5 to -36.5; 5), reproduced"
     )
