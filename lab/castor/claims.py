@@ -22,12 +22,10 @@ JCT = {
     "saturn": {"fifo": -39, "sjf": -14, "tiresias": -27, "lucid": -14},
 }
 WAIT = {"philly": -78, "saturn": -74}
-NOTE = {
-    "fifo": "which hours of the workloads the paper took is not known",
-    "sjf": "the hours, as above",
-    "tiresias": "the hours, as above",
-    "lucid": "the hours, as above; our Lucid knows durations, the paper's predicts them",
-    "sjf_ffs": "the hours, as above; the paper has its greatest lead on Venus (9.5)",
+HOURS = "which hours of the workloads the paper took is not known"
+MORE = {
+    "lucid": "; our Lucid knows durations, the paper's predicts them",
+    "sjf_ffs": "; the paper has its greatest lead on Venus (9.5)",
 }
 
 
@@ -48,7 +46,7 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             paper,
             _changes(runs, family, policy, measure),
             "%",
-            NOTE.get(policy, ""),
+            HOURS + MORE.get(policy, ""),
             setup=(_queueing(runs, family),),
             under={m: _changes(its, family, policy, measure) for m, its in under.items()},
         )

@@ -1,11 +1,11 @@
 """The Lucid paper's main claims: tables 4 and 5, figure 11, and its models.
 
-Quotients rest on Philly's whole week (`lab.lucid.weeks`) where it was run, else on the five tenths.
+Quotients rest on Philly's whole week (`lab.lucid.weeks`); what its five tenths say is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from carmad.readable import number
 from lab.claims import Bound, Claim, SetUp, Values
 from lab.lucid import weeks
 from lab.lucid.authors import THEIRS
-from lab.lucid.findings import Finding, Runs
+from lab.lucid.findings import Runs
 from lab.lucid.page import PAPER, ablations, against_lucid
-from lab.lucid.runs import OTHERWISE, POLICIES, Result
+from lab.lucid.runs import POLICIES, Result
 from lab.lucid.sensitivity_page import by_load, by_thresholds, space_aware
 
 # The claims that are quotients: how many times as long without Lucid, or one of its parts.
@@ -57,15 +57,12 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     week = _runs(read("lucid_weeks")["runs"])
     authors = read("lucid_authors")
     causes, setups = find_causes(week, authors["runs"]), find_setups(week)
-    others = {model: _values(against_lucid(runs, model)) for model in OTHERWISE}
-    papers = {each.claim.what: each.claim.paper for each in found}
-    tenths = _values(found)
+    tenths = {each.claim.what: each for each in found}
     for what in QUOTIENTS:
-        under = {model: its[what] for model, its in others.items() if what in its}
         claim = Claim(
             what.replace(" : ", " to "),
-            papers[what],
-            whole.get(what, tenths[what]),
+            tenths[what].claim.paper,
+            whole[what],
             "×",
             WEEK,
             causes.get(what, ""),
@@ -73,11 +70,10 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             BOUNDS.get(what, Bound.NONE),
             whole=what in WHOLE,
             setup=setups.get(what, ()),
-            under={} if what in whole else under,  # the week: by the measured pairs only
         )
         fifo = runs.of("headline", "fifo").queue
         part = f"five tenths, where fifo queues for {number(fifo)} h"
-        yield replace(claim, note=f"{WEEK}; {claim.otherwise(part, tenths[what])}")
+        yield replace(claim, note=f"{WEEK}; {claim.otherwise(part, tenths[what].values)}")
     two = [[100 * abs(value - 1) for value in its.values] for its in by_thresholds(sensitivity)]
     changes = tuple(map(max, zip(*two, strict=True)))
     note = "the greater change of two other pairs of thresholds; five tenths of a Philly week"
@@ -186,7 +182,3 @@ def find_causes(found: Runs, authors: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 def _runs(rows: Sequence[Mapping[str, Any]]) -> Runs:
     return Runs([Result(**row) for row in rows])
-
-
-def _values(found: Iterable[Finding]) -> dict[str, Values]:
-    return {each.claim.what: each.values for each in found}

@@ -14,8 +14,6 @@ from functools import cache
 import estimators
 from benchmarks.harness import Report, Row, markdown_table, row_table
 from carmad.config import Estimation
-from carmad.plugin import Estimate
-from estimators.gpumemnet import answer
 from lab.data import DATA, read
 from lab.main import main
 from lab.memory.carma_tasks import TIMM, build
@@ -37,8 +35,6 @@ class Told:
     low_mib: int
     expected_mib: int
     safe_mib: int
-    gpumemnet_mib: int | None  # what the classifiers that ship say; None: they refuse
-    theirs_mib: int  # what the paper's classifiers said
 
     @property
     def error_mib(self) -> int:
@@ -64,15 +60,12 @@ def _told(row: dict[str, str]) -> Told | None:
     found = _traced(row["model"], row["dataset"], int(row["batch_size"]), int(row["gpus"]))
     if found is None:
         return None
-    theirs = round(float(row["gpumemnet_mib"]))
-    return Told(row["task"], row["model"], round(float(row["mem_mib"])), *found, theirs)
+    return Told(row["task"], row["model"], round(float(row["mem_mib"])), *found)
 
 
 @cache
-def _traced(
-    model: str, dataset: str, batch_size: int, gpus: int
-) -> tuple[int, int, int, int | None] | None:
-    """Low, expected and safe, and GPUMemNet's, in MiB."""
+def _traced(model: str, dataset: str, batch_size: int, gpus: int) -> tuple[int, int, int] | None:
+    """Low, expected and safe, in MiB."""
     task = build(model, dataset, batch_size, gpus)
     if task is None:
         return None
@@ -80,8 +73,7 @@ def _traced(
     low, expected, high = (
         -(-nbytes // MIB) + CONTEXT_MIB for nbytes in (report.floor, report.reserved, report.safe)
     )
-    told = answer(report.layers, report.batch, CONTEXT_MIB)
-    return low, expected, high, round(told.mib) if isinstance(told, Estimate) else None
+    return low, expected, high
 
 
 def _distinct(told: Sequence[Told]) -> list[Told]:
