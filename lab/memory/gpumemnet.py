@@ -1,9 +1,10 @@
 """How right GPUMemNet is, beside the paper's Table 3.
 
-On networks that we synthesised (`synthesised/` has them, labelled by our tracer, so that this proves
-little: see `lab.memory.timm`), with the weights that ship: the 30 % of them that these were neither
-trained on nor chosen by. And on the MLPs that the paper's authors measured (../shared/data/memory/mlp_runs.csv), with weights
-that are trained here by the same cross-validation and thrown away, for the data have no licence.
+On networks that we synthesised, with the weights that ship: the 30 % of them that these were not
+trained on, nor chosen by. Our tracer labelled them (`synthesised/`), so that this proves little:
+`lab.memory.timm` judges the weights on measured runs. And on the MLPs that the paper's authors
+measured (../shared/data/memory/mlp_runs.csv), with weights that are trained here by the same
+cross-validation and thrown away, for the data have no licence.
 """
 
 from __future__ import annotations
