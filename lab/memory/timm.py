@@ -335,6 +335,8 @@ def bins(judged: Sequence[Seen], constant: float) -> Iterator[Row]:
         yield Row(group, "answers", 100 * len(tops) / len(asked), "%", note=f"of {len(asked)}")
         yield Row(group, f"right bin of {width / GB:g} GB", 100 * right / len(tops), "%", note=note)
         yield Row(group, "always the commonest bin", 100 * most / len(tops), "%", note=note)
+        off = statistics.median((edge - run.peak) % width for _, run in tops) / GIB
+        yield Row(group, "error P50 of who is always right", off, "GiB", note=note)
 
 
 def _targets(judged: dict[str, Accuracy], traced: Sequence[Traced]) -> list[Row]:

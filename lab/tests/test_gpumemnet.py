@@ -358,4 +358,5 @@ def test_a_bin_is_right_where_the_peak_is_in_it() -> None:
         "answers": 80.0,
         "right bin of 8 GB": 50.0,
         "always the commonest bin": 50.0,
+        "error P50 of who is always right": pytest.approx((195 + 7_995) / 2 / 1024),
     }
