@@ -332,7 +332,7 @@ def bins(judged: Sequence[Seen], constant: float) -> Iterator[Row]:
         edge = tops[0][0] % width
         (_, most), *_ = Counter((run.peak - edge) // width for _, run in tops).most_common()
         note = f"of {len(tops)}"
-        yield Row(group, "answers", 100 * len(tops) / len(asked), "%", note=f"of {len(asked)}")
+        yield Row(group, "answers", len(tops), "runs", note=f"of {len(asked)}")
         yield Row(group, f"right bin of {width / GB:g} GB", 100 * right / len(tops), "%", note=note)
         yield Row(group, "always the commonest bin", 100 * most / len(tops), "%", note=note)
         off = statistics.median((edge - run.peak) % width for _, run in tops) / GIB
