@@ -25,7 +25,8 @@ CHANGED = {
 }
 MLP_1, MLP_2 = "2146 measured MLPs, 1 GB", "2146 measured MLPs, 2 GB"
 TABLE_3 = {"mlp": (0.95, 0.97), "transformer": (0.97, 0.98)}  # on MLPs, bins of 1 and of 2 GB
-BINS_OF_8_GB = {"cnn": 83, "transformer": 88}  # %: its MLP-based classifiers
+# On these, bins of 8 GB, %: of its MLP-based classifiers.
+WIDE_BINS = {"cnn": ("CNNs", 83), "transformer": ("transformers", 88)}
 COMMONEST = "always the commonest bin"
 TIMM = "GPUMemNet, where it answers"
 RIVALS = ("Horus", "FakeTensor, as in the data")
@@ -103,9 +104,9 @@ def _timm(timm: Mapping[str, Any]) -> Iterator[Claim]:
     its = timm["judged"][TIMM]
     every = max(one["n"] for one in timm["judged"].values())
     bins = {(row["group"], row["what"]): row["value"] for row in timm["rows"]}
-    for kind, paper in BINS_OF_8_GB.items():
+    for kind, (networks, paper) in WIDE_BINS.items():
         group = f"GPUMemNet, {kind}"
-        name = f"GPUMemNet: accuracy on {kind}s, bins of 8 GB"
+        name = f"GPUMemNet: accuracy on {networks}, bins of 8 GB"
         if answered := bins.get((group, "answers")):
             note = f"the {number(answered)} measured timm runs of them that it answers"
             right, null = bins[group, "right bin of 8 GB"], bins[group, COMMONEST]
