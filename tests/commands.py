@@ -23,7 +23,10 @@ def written(package: str) -> set[str]:
 
 
 def is_there(name: str) -> bool:
-    spec = find_spec(name)
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:  # of a package above it
+        return False
     if spec is None or spec.origin is None:
         return False
     file = Path(spec.origin)

@@ -30,7 +30,7 @@ import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import log
@@ -40,6 +40,9 @@ from typing import Any
 from benchmarks.harness import Report, Row, bullets, of_rows, percentile
 from carmad.plugin import Estimate
 from estimators.gpumemnet import answer
+from estimators.gpumemnet.features import FAMILIES
+from estimators.gpumemnet.features import family as network_family
+from estimators.gpumemnet.files import GB, read_card
 from estimators.horus import formula
 from estimators.tracer.replay import replay
 from estimators.tracer.report import Report as TraceReport
@@ -88,7 +91,8 @@ class Seen:
     reserved: float
     safe: float
     horus: float  # with the context that is in its formula
-    gpumemnet: float | None  # None: it refuses, or has no weights
+    kind: str  # of network, for GPUMemNet; "": none that it knows
+    gpumemnet: float | None  # the top of a bin; None: it refuses, or has no weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,7 @@ def _seen(run: Run, report: TraceReport) -> Seen:
         report.reserved / MIB,
         report.safe / MIB,
         formula(report.layers, run.batch),
+        network_family(report.layers) or "",
         _gpumemnet(report, run.batch),
     )
 
@@ -279,7 +284,7 @@ def report(traced: Sequence[Traced], kept_too: bool) -> Report:
     failures = [f"{one.model}: {one.failed}" for one in traced if one.failed]
     return of_rows(
         "timm's models, as measured and as traced",
-        [*_targets(sides["judged"], traced), *_ratios(judged, constant)],
+        [*_targets(sides["judged"], traced), *_ratios(judged, constant), *bins(judged, constant)],
         "Absolute errors in GiB, the half that is judged"
         " (seen while tuning, see the module's text):",
         comparison(list(sides["judged"].items()), "GiB", TABLE_1),
@@ -312,6 +317,26 @@ def _accuracies(some: Sequence[Seen], constant: float, plain: float) -> dict[str
         for name, pairs in said.items()
         if pairs
     }
+
+
+def bins(judged: Sequence[Seen], constant: float) -> Iterator[Row]:
+    """How often GPUMemNet answers, and how often the bin that it says has the peak."""
+    for kind in FAMILIES:
+        asked = [seen for seen in judged if seen.kind == kind]
+        tops = [(seen.gpumemnet + constant, seen.run) for seen in asked if seen.gpumemnet]
+        if not tops:
+            continue
+        width = read_card(kind).range_gb * GB
+        group = f"GPUMemNet, {kind}"
+        right = sum(top - width < run.peak <= top for top, run in tops)
+        edge = tops[0][0] % width
+        (_, most), *_ = Counter((run.peak - edge) // width for _, run in tops).most_common()
+        note = f"of {len(tops)}"
+        yield Row(group, "answers", len(tops), "runs", note=f"of {len(asked)}")
+        yield Row(group, f"right bin of {width / GB:g} GB", 100 * right / len(tops), "%", note=note)
+        yield Row(group, "always the commonest bin", 100 * most / len(tops), "%", note=note)
+        off = statistics.median((edge - run.peak) % width for _, run in tops) / GIB
+        yield Row(group, "error P50 of who is always right", off, "GiB", note=note)
 
 
 def _targets(judged: dict[str, Accuracy], traced: Sequence[Traced]) -> list[Row]:

@@ -20,7 +20,7 @@ from lab import RESULTS
 from lab.asrpt import claims, large, layouts, runs, testbed, workload
 from lab.asrpt.page import report
 from lab.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
-from lab.claims import Claim
+from lab.claims import Claim, Verdict
 from lab.data import DATA
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
@@ -135,9 +135,9 @@ def test_the_page_has_every_figure_of_complete_results() -> None:
     told = {claim.what: claim for claim in _claims(found)}
     assert told["50 Gb/s, against WCS-duration"].ours == pytest.approx((-40.0,) * 5)
     long = told["15,000 jobs, against perfect prediction"]
-    assert (
-        "in windows of at most 2,000 jobs: 0 % (0 to 0), stronger" in long.why
-    )  # it costs nothing
+    assert long.verdict is Verdict.INDICATIVE  # one window
+    short = "in windows of at most 2,000 jobs: 0 % (0 to 0; 10), another set-up (stronger)"
+    assert short in long.note  # it costs nothing
     few = report([_result(case, 1.0) for case in cases(few=True)])
     assert "## Load" in few.page({}) and "## Network" not in few.page({})
 
@@ -181,8 +181,9 @@ def test_claims_that_the_long_window_has_rest_on_it() -> None:
     assert "number of jobs, against any baseline: least" not in told
     long = told["15,000 jobs, against any baseline: least"]
     assert long.ours == pytest.approx((-40.0,))
-    assert "its baselines on its servers, not by index: -40.0 %, stronger" in long.why
-    assert "in windows of at most 2,000 jobs: 0 % (0 to 0), not reproduced" in long.why
+    assert long.note.startswith("one window; its baselines on its servers")
+    assert "its baselines take servers by index: -40.0 %, indicative (stronger)" in long.cause
+    assert "in windows of at most 2,000 jobs: 0 % (0 to 0; 5), not reproduced" in long.note
 
 
 def _large() -> list[Result]:

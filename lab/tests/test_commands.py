@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +16,7 @@ from carma_simulator.experiment import Experiment, Task, Trace
 from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Settings
+from lab import RESULTS
 from lab.data import folds
 from lab.main import main
 from lab.policies import Timed, simulate_with
@@ -28,6 +30,35 @@ def test_every_command_that_is_written_down_is_there() -> None:
 
 def test_every_command_is_in_the_readme() -> None:
     assert list(undescribed("lab")) == []
+
+
+# Their commands have other names since; to be made again. `web_walk` was walked by hand.
+OLDER = {
+    "asrpt_prediction",
+    "carma_catalogue",
+    "castor_decisions",
+    "castor_models",
+    "cluster_2000",
+    "decisions",
+    "fidelity",
+    "lucid_models",
+    "memory_carma",
+    "memory_gpumemnet",
+    "memory_scripts",
+    "scale",
+    "slurm_ends",
+    "slurm_faults",
+    "web",
+}
+
+
+def test_every_page_of_results_names_a_command_that_is_there() -> None:
+    unmade = set()
+    for page in RESULTS.glob("*.md"):
+        command = re.search(r"^- command: `python -m (\S+?)[ `]", page.read_text(), re.MULTILINE)
+        if command is None or not is_there(command[1]):
+            unmade.add(page.stem)
+    assert unmade - {"web_walk"} <= OLDER
 
 
 def measured(every: int = 1) -> Report:

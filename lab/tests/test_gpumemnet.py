@@ -27,6 +27,7 @@ from estimators.tracer import fakecuda
 from lab.gpumemnet import networks, training
 from lab.gpumemnet.__main__ import run
 from lab.gpumemnet.networks import build
+from lab.memory import timm
 
 fakecuda.install()  # PyTorch makes its threads in the first backward pass, real or fake, for good
 
@@ -336,3 +337,26 @@ def test_what_can_go_wrong_is_told(
 
 def test_every_type_of_layer_has_a_place_in_a_token() -> None:
     assert len(features([Layer("Linear", 1, 1)], 1).tokens[0]) == len(TYPES) + 2
+
+
+# -- on measured runs
+
+
+def test_a_bin_is_right_where_the_peak_is_in_it() -> None:
+    def seen(peak: float, top: float | None) -> timm.Seen:
+        return timm.Seen(timm.Run("m", 8, peak, 0.0), 0.0, 0.0, 0.0, 0.0, "cnn", top)
+
+    runs = [
+        seen(9_000.0, 7_456.0),  # with 1,739 MiB of context, a bin from 1,195 to 9,195
+        seen(1_200.0, 7_456.0),
+        seen(1_190.0, 7_456.0),  # below it
+        seen(9_200.0, 7_456.0),  # above it
+        seen(9_000.0, None),  # refused
+    ]
+    found = {row.what: row.value for row in timm.bins(runs, 1_739.0)}
+    assert found == {
+        "answers": 4,
+        "right bin of 8 GB": 50.0,
+        "always the commonest bin": 50.0,
+        "error P50 of who is always right": pytest.approx((195 + 7_995) / 2 / 1024),
+    }
