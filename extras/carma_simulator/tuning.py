@@ -15,15 +15,22 @@ from carmad.configwriting import settings_text
 from carmad.errors import CarmaError
 from carmad.readable import change
 
+LEAST_GAIN = 0.01  # of the mean JCT: less is chance
+
 Ran = tuple[Experiment, Outcome]
 Value = int | float
 
 
 class Score(NamedTuple):
-    """Of some of a run's jobs; the less, the better."""
+    """Of some of a run's jobs."""
 
     unfinished: int
     mean_jct_s: float
+
+    def beats(self, other: Score) -> bool:
+        if self.unfinished != other.unfinished:
+            return self.unfinished < other.unfinished
+        return self.mean_jct_s < (1 - LEAST_GAIN) * other.mean_jct_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class Proposal:
     @property
     def holds(self) -> bool:
         now, then = self.halves[1]
-        return then < now
+        return then.beats(now)
 
     @property
     def text(self) -> str:
@@ -76,7 +83,7 @@ def propose(current: Ran, sweep: Callable[[Sequence[Experiment]], list[Ran]]) ->
         settings = [configfile.change(best[0].settings, [f"{key}={value}"]) for value in values]
         runs = sweep([replace(current[0], settings=changed) for changed in settings])
         for value, ran in zip(values, runs, strict=True):
-            if _score(ran, halves[0]) < _score(best, halves[0]):
+            if _score(ran, halves[0]).beats(_score(best, halves[0])):
                 best, changes[key] = ran, value
     scores = tuple((_score(current, part), _score(best, part)) for part in halves)
     return Proposal(changes, best, scores)

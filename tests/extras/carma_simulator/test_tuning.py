@@ -66,11 +66,14 @@ def test_values_that_help_both_halves_are_proposed() -> None:
 
 
 def test_what_helps_only_the_jobs_that_chose_it_is_not_proposed() -> None:
-    found, _ = proposed(lambda values: [100 - values[GSS], 100, 100 + values[GSS], 100])
-    assert found.changes == {}, "the default is the largest value"
-    found, _ = proposed(lambda values: [100 + values[GSS], 100, 100 - values[GSS], 100])
+    found, _ = proposed(lambda values: [100 + 9 * values[GSS], 100, 100 - values[GSS], 100])
     assert (found.changes, found.holds) == ({GSS: 0}, False)
     assert "tried, and not proposed for the settings file" in found.text
+
+
+def test_a_change_of_less_than_a_hundredth_is_chance() -> None:
+    found, _ = proposed(lambda values: [1000 - (values[GSS] == 1)] * 4)
+    assert found.changes == {}
 
 
 def test_a_shorter_mean_of_fewer_jobs_is_no_gain() -> None:
