@@ -27,7 +27,7 @@ from policies.ranked import Ranked, RoundRobin
 from policies.rules import Fit
 
 SERVER, WIDEST = "8xA100-40GB", 8
-DAYS, SEEDS = 10, 5
+DAYS = SEEDS = 5
 PRINTED = Risk(mean=2 / 7, median=0.0, p95=3 / 7, ema=2 / 7)  # .20, .30, .20: they add up to .70
 APART = Profiling(gpus=1)
 EXACT, WRONG = Physics(), Physics(duration_error=0.5)  # predictions of durations
@@ -85,7 +85,7 @@ def _of_carma() -> Iterator[Difference]:
 
 
 def _of_others() -> Iterator[Difference]:
-    made = {"lucid": "philly?tasks=300", "castor": "philly?tasks=300", "cuckoo": "cuckoo?tasks=200"}
+    made = {"lucid": "philly?tasks=150", "castor": "philly?tasks=150", "cuckoo": "cuckoo?tasks=120"}
     traces = {name: [_narrow(f"{of}&seed={n}") for n in range(SEEDS)] for name, of in made.items()}
     for name, each in traces.items():
         apart = way(name, profiling=APART)
