@@ -14,9 +14,11 @@ from typing import Any
 
 UNITS_S = {"us": 1e6, "ms": 1e3, "s": 1.0}  # per second
 UNITS_MIB = {"k": 1024.0, "m": 1.0, "g": 1 / 1024}  # per MiB
-_TIME = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)(us|ms|s)"
-_SIZE = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)([kmg])(?:i?b)?"
+_NUMBER = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)"
+_TIME = _NUMBER + "(us|ms|s)"
+_SIZE = _NUMBER + "([kmg])(?:i?b)?"
 _COUNT = r"\d{1,4}"
+_USUAL = r".*=0(\.0)?[sM]|tensor=1|exposed=1\.0|microbatches=0"  # defaults of a stage
 
 # The field for each word; its suffix is its unit.
 OF_STAGE = {
@@ -28,6 +30,8 @@ OF_STAGE = {
     "tensor": "tensor",
     "tensor-data": "tensor_mib",
     "experts": "experts_mib",
+    "exposed": "exposed_share",
+    "microbatches": "microbatches",
 }
 OF_TIMES = {
     "load": "load_s",
@@ -71,7 +75,7 @@ def format_fields(fields: Mapping[str, Any], words: dict[str, str]) -> str:
     """
     parts = [f"{word}={_format(field, fields[field])}" for word, field in words.items()]
     if words is OF_STAGE:
-        parts = [word for word in parts if not re.search(r"=(0(\.0)?[sM]|1)$", word)]
+        parts = [word for word in parts if not re.fullmatch(_USUAL, word)]
         return " ".join((f"{fields['replicas']}x", *parts))
     return " ".join((*parts, *([GPU + fields["gpu"]] if fields["gpu"] else [])))
 
@@ -97,6 +101,12 @@ def _count(what: str, text: str) -> int:
     return int(text)
 
 
+def _share(what: str, text: str) -> float:
+    if not re.fullmatch(_NUMBER, text) or float(text) > 1:
+        raise ValueError(f"{text!r} is not a valid share for {what}; try 0.4")
+    return float(text)
+
+
 def _fields(words: list[str], known: dict[str, str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for word in words:
@@ -114,6 +124,8 @@ def _read(name: str, field: str, value: str) -> Any:
         return time_s(value)
     if field.endswith("_mib"):
         return _mib(value)
+    if field.endswith("_share"):
+        return _share(name, value)
     if field == "sync":
         if value not in SYNCS:
             raise ValueError(f"unknown sync={value}; use {' or '.join(SYNCS)}")

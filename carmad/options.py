@@ -306,8 +306,8 @@ class JobOptions:
         metavar="STAGE",
         repeated=True,
         help="a pipeline stage, such as '2x forward=20ms backward=40ms in=12M out=12M"
-        " weights=320M': its replicas, then times and sizes per iteration; also tensor=,"
-        " tensor-data= and experts=. Give one for each stage, in order",
+        " weights=320M': its replicas, then times and sizes per iteration; also exposed=,"
+        " tensor=, tensor-data=, experts= and microbatches=. Give one for each stage, in order",
     )
     stage_times = option(
         "--stages",

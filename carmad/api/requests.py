@@ -67,8 +67,9 @@ User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=2
 Seconds = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
 Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
 Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
+Share = Annotated[float, Field(ge=0, le=1)]
 GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)]
-OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
+OF_FIELD = {"_s": Seconds, "_mib": Mib, "_share": Share, "gpu": GpuKind}  # by the end of its name
 
 NO_ID = JobId(0)
 

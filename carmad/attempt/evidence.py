@@ -96,6 +96,11 @@ class Evidence:
             if marked:
                 self._marked[marked] = attempt
 
+    def cgroups(self) -> dict[JobId, str]:
+        """Those of jobs that have one."""
+        with self._lock:
+            return {job: cgroup for cgroup, (job, _) in self._cgroups.items()}
+
     def remove_supervisor(self, attempt: Key) -> None:
         """Its supervisor has ended, and so has the attempt."""
         with self._lock:

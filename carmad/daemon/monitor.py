@@ -21,6 +21,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import CARMAD, Discovered, DrainRequested, Noticed, Sampled, Silent
 from carmad.core.scheduler import Scheduler
+from carmad.daemon.hostuse import HostUse
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
@@ -54,6 +55,7 @@ class Monitor:
         self._inbox = inbox
         self._evidence = evidence
         self._recorders = recorders
+        self._host = HostUse()
         self._found: Discovered | None = None  # as the core was told last
         self._capabilities = source.capabilities()
         self._faulty: frozenset[GpuId] = frozenset()
@@ -187,6 +189,7 @@ class Monitor:
 
     def _read(self) -> None:
         samples = self._evidence.add(self._source.sample(self._inbox.clock()))
+        samples = self._host.add(samples, self._evidence.cgroups())
         news = self._source.health()
         self._capabilities = self._source.capabilities()
         self._faulty = frozenset(sample.gpu for sample in samples if sample.fault)

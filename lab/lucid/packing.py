@@ -3,7 +3,7 @@ are foretold of networks that were not seen, and what packing by them does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
@@ -31,6 +31,12 @@ SPLIT = 0.3  # what the artifact tests on
 
 Scores = Mapping[Job, int]
 Average = Callable[[Sequence[Pair]], Mapping[object, float]]
+Fit = Callable[[Sequence[Row]], Tree]
+
+
+def fit_shipped(table: Sequence[Row]) -> Tree:
+    """As the tree that ships."""
+    return packing_tree.fit(table, "", 0.0)
 
 
 def own_speeds(pairs: Sequence[Pair]) -> dict[object, float]:
@@ -133,8 +139,8 @@ def accuracy(name: str, table: Sequence[Row]) -> Accuracy:
         labels=name,
         counts=tuple(sum(row["label"] == label for row in table) for label in CLASSES),
         authors=fmean(row["label"] == authors_label(row["job"]) for row in known),
-        each_model=_held_out(table, [{model} for model in models]),
-        folds=tuple(_held_out(table, folds(models, seed)) for seed in SEEDS),
+        each_model=held_out(table, [{model} for model in models]),
+        folds=tuple(held_out(table, folds(models, seed)) for seed in SEEDS),
         at_random=fmean(at_random),
         seen=fmean(tree.predict(row) == row["label"] for row in table),
         leaves=(len(tree.nodes) + 1) // 2,
@@ -172,16 +178,18 @@ def _split(count: int, seed: int) -> tuple[list[int], list[int]]:
     return seen.tolist(), unseen.tolist()
 
 
-def _held_out(table: Sequence[Row], parts: Sequence[set[str]]) -> float:
+def held_out(table: Sequence[Row], parts: Sequence[set[str]], fit: Fit = fit_shipped) -> float:
+    """How often a tree from the other networks is right."""
     right = 0.0
     for fold in parts:
         unseen = [row for row in table if row["model"] in fold]
-        right += len(unseen) * _right(unseen, [row for row in table if row["model"] not in fold])
+        seen = [row for row in table if row["model"] not in fold]
+        right += len(unseen) * _right(unseen, seen, fit)
     return right / len(table)
 
 
-def _right(unseen: Sequence[Row], seen: Sequence[Row]) -> float:
-    tree = packing_tree.fit(seen, "", 0.0)
+def _right(unseen: Sequence[Row], seen: Sequence[Row], fit: Fit = fit_shipped) -> float:
+    tree = fit(seen)
     return fmean(tree.predict(row) == row["label"] for row in unseen)
 
 
@@ -204,21 +212,21 @@ def packings() -> list[Packing]:
     told = {row["job"]: CLASSES.index(tree.predict(row)) for row in rows()}
     labels = {row["job"]: CLASSES.index(row["label"]) for row in rows()}
     by_hand = {job: CLASSES.index(authors_label(job)) for job in lucid_alone()}
-    held_out = _unseen_scores()
+    unseen_pairs = unseen_scores()
     sources: dict[str, Callable[[Pair], int]] = {
-        "the tree, neither network seen": lambda pair: held_out[pair[0], pair[1]],
+        "the tree, neither network seen": lambda pair: unseen_pairs[pair[0], pair[1]],
         "the tree, all seen": lambda pair: _sum(told, pair),
         "the labels themselves": lambda pair: _sum(labels, pair),
         "the authors' labels": lambda pair: _sum(by_hand, pair),
     }
-    found = [_packing(name, score, gss, None) for gss in (2, 1) for name, score in sources.items()]
+    found = [pack(name, score, gss, None) for gss in (2, 1) for name, score in sources.items()]
     unseen, shipped = list(sources.items())[:2]
-    found += [_packing(*unseen, gss, guard) for gss in (2, 1) for guard in (GUARD, ALL_OF_IT)]
-    found += [_packing(*shipped, 2, guard) for guard in (GUARD, ALL_OF_IT)]
-    return found + [_packing("none", lambda _: 0, None, guard) for guard in GUARDS]
+    found += [pack(*unseen, gss, guard) for gss in (2, 1) for guard in (GUARD, ALL_OF_IT)]
+    found += [pack(*shipped, 2, guard) for guard in (GUARD, ALL_OF_IT)]
+    return found + [pack("none", lambda _: 0, None, guard) for guard in GUARDS]
 
 
-def _packing(
+def pack(
     name: str, score: Callable[[Pair], int], capacity: int | None, guard: float | None
 ) -> Packing:
     packed = [
@@ -240,7 +248,7 @@ def _packing(
     )
 
 
-def _unseen_scores() -> dict[tuple[object, object], int]:
+def unseen_scores(fit: Fit = fit_shipped) -> dict[tuple[Hashable, Hashable], int]:
     """Each pair's sum of scores, by a tree from configurations and pairs without either network."""
     all_rows = {row["job"]: row for row in rows()}
     by_models: dict[tuple[str, str], list[Pair]] = {}
@@ -250,7 +258,7 @@ def _unseen_scores() -> dict[tuple[object, object], int]:
     found = {}
     for models in combinations_with_replacement(sorted({job[0] for job in lucid_alone()}), 2):
         if models in by_models:
-            tree = packing_tree.fit(rows(without=models), "", 0.0)
+            tree = fit(rows(without=models))
             for one, other, *_ in by_models[models]:
                 told = (CLASSES.index(tree.predict(all_rows[job])) for job in (one, other))
                 found[one, other] = sum(told)

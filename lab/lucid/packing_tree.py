@@ -63,17 +63,24 @@ def train(rows: Sequence[Row], source: str, at: float) -> Tree:
 
 
 def fit(
-    rows: Sequence[Row], source: str, at: float, errors: tuple[tuple[str, float], ...] = ()
+    rows: Sequence[Row],
+    source: str,
+    at: float,
+    errors: tuple[tuple[str, float], ...] = (),
+    features: tuple[str, ...] = FEATURES,
+    pruning: float | None = None,
 ) -> Tree:
-    """The tree alone, without its errors."""
-    values, labels = _arrays(rows)
-    return converted(_grown(values, labels, _pruning(rows)), source, len(rows), at, errors)
+    """The tree alone, without its errors. `pruning`: α; None: chosen by cross-validation."""
+    values, labels = _arrays(rows, features)
+    alpha = _pruning(rows, features) if pruning is None else pruning
+    grown = _grown(values, labels, alpha)
+    return converted(grown, source, len(rows), at, errors, features)
 
 
-def _pruning(rows: Sequence[Row]) -> float:
+def _pruning(rows: Sequence[Row], features: tuple[str, ...]) -> float:
     """α for minimal cost-complexity pruning: of those that give different trees, the most accurate
     in cross-validation; among equals the greatest, for the smallest tree."""
-    values, labels = _arrays(rows)
+    values, labels = _arrays(rows, features)
     path = DecisionTreeClassifier(random_state=0).cost_complexity_pruning_path(values, labels)
     steps = sorted({0.0, *np.maximum(path.ccp_alphas, 0.0).tolist()})
     between = [(low * high) ** 0.5 for low, high in pairwise(steps)]  # Breiman et al., 1984
@@ -93,8 +100,8 @@ def _folds(rows: Sequence[Row]) -> list[tuple[Any, Any]]:
     return list(folds.split(groups, groups=groups))
 
 
-def _arrays(rows: Sequence[Row]) -> tuple[Any, Any]:
-    values = np.array([[float(row[name]) for name in FEATURES] for row in rows])
+def _arrays(rows: Sequence[Row], features: tuple[str, ...]) -> tuple[Any, Any]:
+    values = np.array([[float(row[name]) for name in features] for row in rows])
     return values, np.array([CLASSES.index(row["label"]) for row in rows])
 
 
@@ -103,7 +110,12 @@ def _grown(values: Any, labels: Any, alpha: float) -> Any:
 
 
 def converted(
-    grown: Any, source: str, rows: int, at: float, errors: tuple[tuple[str, float], ...]
+    grown: Any,
+    source: str,
+    rows: int,
+    at: float,
+    errors: tuple[tuple[str, float], ...],
+    features: tuple[str, ...] = FEATURES,
 ) -> Tree:
     """A plain value with the same predictions as scikit-learn's classifier."""
     inner, known = grown.tree_, grown.classes_.tolist()
@@ -118,4 +130,4 @@ def converted(
         else:
             threshold = float(inner.threshold[n])
             nodes.append(Node(counts, int(inner.feature[n]), threshold, left, right))
-    return Tree(ABOUT, source, FEATURES, CLASSES, tuple(nodes), rows, at, errors)
+    return Tree(ABOUT, source, features, CLASSES, tuple(nodes), rows, at, errors)

@@ -148,7 +148,7 @@ def _job(*attempts: Attempt) -> JobOutcome:
 @public
 def test_pairs_whose_utilisations_fit_are_nearly_all_free_of_interference() -> None:
     guarded, careful, anyhow = (
-        packing._packing("none", lambda _: 0, None, guard)
+        packing.pack("none", lambda _: 0, None, guard)
         for guard in (packing.GUARD, packing.ALL_OF_IT, None)
     )
     assert (round(guarded.free, 3), round(guarded.found, 3)) == (0.976, 0.882)

@@ -3,17 +3,29 @@ interpretable models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge
 
 from carmad.plugin import Reason, System, Wording, duration
 
+_REQUESTED = (0, 0.1, 0.3, 1, 3, 10, 30)  # GPUs in ten minutes, on small servers and clusters
+
 
 @dataclass(frozen=True, slots=True)
 class LucidSettings:
     """`policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
+
+    TUNABLE: ClassVar[Mapping[str, Sequence[float]]] = {
+        "profiling.gpus": (0, 1, 2),
+        "profiling.run_s": (100, 200, 400),
+        "policies.lucid.sharing_capacity": (0, 1, 2),
+        "policies.lucid.utilization_capacity": (1.0, 1.2, 1.6, 2.0),
+        "policies.lucid.apathetic_below": _REQUESTED,
+        "policies.lucid.off_below": _REQUESTED,
+    }
 
     sharing_capacity: Annotated[int, Ge(0)] = 2  # GSS: limit for the sum of sharing scores on a GPU
     utilization_capacity: Annotated[float, Ge(0)] = 1.2  # limit for the sum of GPU utilisations

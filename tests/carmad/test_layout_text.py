@@ -17,8 +17,8 @@ from carmad.layout_text import OF_STAGE, OF_TIMES, format_fields
 
 def test_a_stage_is_read() -> None:
     text = "2x forward=20ms backward=0.04s in=12M out=1.5G weights=512KiB tensor=2 tensor-data=8M"
-    assert Stage(**layout_text.stage(text + " experts=1m")) == Stage(
-        2, 0.02, 0.04, 12.0, 1536.0, 0.5, 2, 8.0, 1.0
+    assert Stage(**layout_text.stage(text + " experts=1m exposed=0.4 microbatches=8")) == Stage(
+        2, 0.02, 0.04, 12.0, 1536.0, 0.5, 2, 8.0, 1.0, 0.4, 8
     )
     assert Stage(**layout_text.stage("forward=350us")) == Stage(1, 0.00035)
     assert Stage(**layout_text.stage("")) == Stage()
@@ -39,6 +39,8 @@ def test_stage_times_are_read() -> None:
         ("forward=20min", "not a valid stage time"),
         ("in=12", "not a valid size; try 12M"),
         ("tensor=0", "not a valid number for tensor"),
+        ("exposed=1.5", "not a valid share for exposed; try 0.4"),
+        ("microbatches=0", "not a valid number for microbatches"),
         ("0x forward=1s", "not a valid number for its replicas"),
         ("2 forward=1s", "unknown '2'; use NAME=VALUE, where NAME is forward, backward"),
         ("fwd=1s", "unknown 'fwd=1s'"),
@@ -77,7 +79,11 @@ def test_no_text_makes_it_fail_otherwise(text: str) -> None:
 amounts = st.floats(0, 1e8)
 
 
-@given(st.builds(Stage, st.integers(1, 1024), *[amounts] * 5, st.integers(1, 1024), amounts))
+counts = st.integers(1, 1024)
+batches = st.integers(0, 9999)
+
+
+@given(st.builds(Stage, counts, *[amounts] * 5, counts, amounts, amounts, st.floats(0, 1), batches))
 def test_a_stage_that_is_written_is_read_back(stage: Stage) -> None:
     assert Stage(**layout_text.stage(format_fields(asdict(stage), OF_STAGE))) == stage
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal, NamedTuple
 
 from carmad.config import Links
@@ -32,6 +32,8 @@ class Stage:
     tensor: int = 1  # slices per replica
     tensor_mib: float = 0.0  # all-reduced among the slices
     experts_mib: float = 0.0  # exchanged by each pair of replicas, on average
+    exposed_share: float = 1.0  # of the weights' all-reduce: not hidden by the backward pass
+    microbatches: int = 0  # of a synchronous pipeline's batch; 0: it is asynchronous
 
 
 class Slot(NamedTuple):
@@ -65,8 +67,10 @@ class Layout:
 
 
 def iteration_s(layout: Layout, servers: Sequence[Hashable], links: Links, size: int) -> float:
-    """α, the iteration time of an asynchronous pipeline: that of its slowest stage, on the server
-    where that takes longest (equations 4 to 7).
+    """α, the iteration time of a pipeline, with each stage on the server where it takes longest
+    (equations 4 to 7). An asynchronous pipeline takes as long as its slowest stage. In a
+    synchronous one the first micro-batch passes all stages, the others follow at the pace of the
+    slowest stage, and then the weights are all-reduced.
 
     `servers[v]` is the server of slot v. `size` is g, the number of GPUs of a server: each GPU that
     a stage has there entitles it to 1/g of the server's bandwidth.
@@ -77,11 +81,22 @@ def iteration_s(layout: Layout, servers: Sequence[Hashable], links: Links, size:
             zip(layout.slots, servers, strict=True), lambda member: member[0].stage
         )
     ]
-    return max(
-        _stage_s(layout.stages, on, s, server, links, size)
-        for s in range(len(on))
-        for server in on[s]
-    )
+    stages = [
+        [
+            (
+                _stage_s(layout.stages, on, s, server, links, size),
+                _allreduce_s(stage, on[s][server], on[s].total(), links, size),
+            )
+            for server in on[s]
+        ]
+        for s, stage in enumerate(layout.stages)
+    ]
+    microbatches = max(stage.microbatches for stage in layout.stages)
+    if not microbatches:
+        return max(map(sum, chain.from_iterable(stages)))
+    slowest = [max(stage_s for stage_s, _ in servers) for servers in stages]
+    passing_s = (sum(slowest) + (microbatches - 1) * max(slowest)) / microbatches
+    return passing_s + max(allreduce_s for _, allreduce_s in chain.from_iterable(stages))
 
 
 def slowest_s(layout: Layout, links: Links, size: int) -> float:
@@ -98,7 +113,8 @@ def _stage_s(
     links: Links,
     size: int,
 ) -> float:
-    """β. `on` counts the GPUs of each stage on each server."""
+    """β but for the all-reduce of the weights. `on` counts the GPUs of each stage on each server.
+    The slices of a replica, all on one server, reduce what they compute."""
     stage, here, everywhere = stages[s], on[s][server], on[s].total()
     outside = inside = 0.0  # MiB per replica, both ways
     for mib, other in ((stage.in_mib, s - 1), (stage.out_mib, s + 1)):
@@ -112,21 +128,14 @@ def _stage_s(
     # cancels out.
     between_mib_s = stage.tensor / size * links.between_mib_s
     communication_s = outside / between_mib_s + inside / links.within_mib_s
-    return (
-        stage.forward_s
-        + stage.backward_s
-        + communication_s
-        + _allreduce_s(stage, here, everywhere, links, size)
-    )
+    slices_s = 2 * (stage.tensor - 1) / stage.tensor * stage.tensor_mib / links.within_mib_s
+    return stage.forward_s + stage.backward_s + communication_s + slices_s
 
 
 def _allreduce_s(stage: Stage, here: int, everywhere: int, links: Links, size: int) -> float:
-    """Equation 6 for the weights, plus the all-reduce of a replica's slices, all on one server.
-
-    Each slice all-reduces its own part of the weights; the parts share the server's bandwidth."""
-    k, t = stage.replicas, stage.tensor
-    slices_s = 2 * (t - 1) / t * stage.tensor_mib / links.within_mib_s
-    mib = 2 * (k - 1) / k * stage.weights_mib
+    """Equation 6. Each slice all-reduces its own part of the weights; the parts share the server's
+    bandwidth."""
+    mib = 2 * (stage.replicas - 1) / stage.replicas * stage.weights_mib * stage.exposed_share
     if here < everywhere:
-        return slices_s + mib / (here / size * links.between_mib_s)
-    return slices_s + mib / t / links.within_mib_s
+        return mib / (here / size * links.between_mib_s)
+    return mib / stage.tensor / links.within_mib_s

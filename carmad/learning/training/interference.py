@@ -81,7 +81,8 @@ def consensus(rows: Sequence[Beside]) -> list[Beside]:
     """Each row with the median over users of what they report of a pair like it: each with the
     ratio of their nearest, if it is within `NEAR`. So a user who reports nonsense is outvoted
     wherever two others report."""
-    names = sorted({name for row in rows for name in row.values})
+    # Shares only: traffic, in MiB/s, would keep pairs apart that are alike.
+    names = sorted({name for row in rows for name in row.values if "_mib_s." not in name})
     points = np.array([[row.values.get(name, -1.0) for name in names] for row in rows])
     votes: list[list[float]] = [[] for _ in rows]
     for user in {row.user for row in rows}:

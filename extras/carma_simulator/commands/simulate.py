@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -124,7 +125,7 @@ def simulate(
         option(
             "--tune",
             metavar="KEY=A,B",
-            help="try each value of a setting, in all combinations",
+            help="try each value of a setting, in all combinations; or propose settings: lucid",
         ),
     ] = None,
     config: Annotated[
@@ -171,6 +172,8 @@ def simulate(
         ),
     ] = None,
 ) -> int:
+    from carma_simulator import tuning
+
     os.environ.pop("PYTHONPATH", None)  # it is not for the processes that do the work
     if what_if is not None:
         return program.what_if(what_if, policies or [])
@@ -182,21 +185,35 @@ def simulate(
         return 0
     if history:
         policies = [base.settings.policy, *(policies or ())]
+    of_settings = [word for word in tune or () if "=" in word]
+    of_policies = [word for word in tune or () if "=" not in word]
     words = list(changes or ())
     words += ["collocation.mps=true"] if mps else []
     words += [] if recovery is None else [f"recovery.name={recovery}"]
     with _as_usage():
         base = _with_settings(base, config, words, gpus, interference)
         base = replace(base, as_daemon=as_daemon)
-        experiments = list(_variants(base, policies, estimators, seeds, tune or ()))
+        for name in of_policies:
+            tuning.tunable(name)
+        policies = [*(policies or ()), *of_policies]
+        experiments = list(_variants(base, policies, estimators, seeds, of_settings))
     if report is not None and len(results) + len(experiments) > 1:
         raise Usage("--report is of a single run", "choose one policy, estimator and seed")
     note_idle_seeds(seeds or (), experiments)
     note_missing_pairs(base)
     note_mixed_names(base)
     note_oversized(base)
-    results += _sweep(experiments, jobs, cached=not no_cache)
-    return _report(results, json, *files, tuned=bool(tune))
+    run = partial(_sweep, jobs=jobs, cached=not no_cache)
+    simulated = run(experiments)
+    proposals = [
+        tuning.propose(next(ran for ran in simulated if ran[0].settings.policy == name), run)
+        for name in of_policies
+    ]
+    results += simulated + [proposal.best for proposal in proposals if proposal.holds]
+    code = _report(results, json, *files, tuned=bool(of_settings))
+    for proposal in proposals:
+        output.note(proposal.text)
+    return code
 
 
 # -- experiments

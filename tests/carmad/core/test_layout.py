@@ -71,6 +71,49 @@ def test_experts_exchange_tokens_with_all_others() -> None:
     assert iteration_s(layout, "aab", LINKS, SIZE) == pytest.approx(alone)
 
 
+def test_only_the_exposed_part_of_the_all_reduce_takes_time() -> None:
+    """The coefficient of the backward pass is in the time that is given for it."""
+    half = Layout((Stage(3, forward_s=1.0, backward_s=2.0, weights_mib=300.0, exposed_share=0.5),))
+    assert iteration_s(half, "aaa", LINKS, SIZE) == pytest.approx(3 + 200 / 1000)
+    assert iteration_s(half, "aab", LINKS, SIZE) == pytest.approx(3 + 200 / 25)
+    slices = Layout((Stage(1, 1.0, 2.0, tensor=2, tensor_mib=500.0, exposed_share=0.0),))
+    assert iteration_s(slices, "aa", LINKS, SIZE) == pytest.approx(3 + 0.5), "these wait for it"
+
+
+def test_a_synchronous_pipeline_is_filled_drained_and_then_reduces() -> None:
+    def pipeline(microbatches: int) -> Layout:
+        first = Stage(1, 1.0, 1.0, microbatches=microbatches)
+        return Layout((first, Stage(2, 2.0, 4.0, weights_mib=300.0)))
+
+    allreduce = 2 * 1 / 2 * 300 / 1000
+    assert iteration_s(pipeline(0), "aaa", LINKS, SIZE) == pytest.approx(6 + allreduce)
+    assert iteration_s(pipeline(1), "aaa", LINKS, SIZE) == pytest.approx(2 + 6 + allreduce)
+    # Of four micro-batches, one passes both stages (0.5 + 1.5 s), three follow after 1.5 s each.
+    assert iteration_s(pipeline(4), "aaa", LINKS, SIZE) == pytest.approx(0.5 + 4 * 1.5 + allreduce)
+
+
+@pytest.mark.parametrize("times", [(1.0, 3.0, 2.0), (2.0, 2.0, 2.0, 2.0), (5.0, 1.0)])
+def test_it_is_the_schedule_played_out(times: tuple[float, ...]) -> None:
+    """GPipe: all micro-batches forward through the stages, then all back; a stage takes them one
+    at a time."""
+    microbatches, end_s = 5, 0.0
+    for stages in (times, [2 * forward_s for forward_s in reversed(times)]):
+        free_s = [end_s] * len(stages)
+        for _ in range(microbatches):
+            end_s = 0.0
+            for n, stage_s in enumerate(stages):
+                end_s = free_s[n] = max(free_s[n], end_s) + stage_s / microbatches
+    layout = Layout(tuple(Stage(1, t, 2 * t, microbatches=microbatches) for t in times))
+    assert iteration_s(layout, "a" * len(times), LINKS, SIZE) == pytest.approx(end_s)
+
+
+def test_the_barrier_waits_for_the_longest_all_reduce() -> None:
+    """It need not be that of the slowest stage."""
+    first = Stage(2, 0.5, 0.5, weights_mib=1000.0, microbatches=2)
+    layout = Layout((first, Stage(1, 1.0, 2.0)))
+    assert iteration_s(layout, "aaa", LINKS, SIZE) == pytest.approx((1 + 3) / 2 + 3 / 2 + 1.0)
+
+
 def test_gpus_are_counted_without_naming_each() -> None:
     """Anybody may ask the daemon for a billion of them, which must be refused quickly."""
     layout = Layout((Stage(1024, tensor=1024), Stage(2, tensor=3)))

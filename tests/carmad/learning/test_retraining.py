@@ -258,6 +258,17 @@ def test_a_user_who_lies_does_not_bend_the_model(store: SqlStore) -> None:
         assert model.predict(beside(load, load, mps=False)) == pytest.approx(1 + level**2, abs=0.5)
 
 
+def test_traffic_does_not_keep_apart_what_users_say_of_the_same_pair() -> None:
+    """It is in MiB/s, and was known to some of them only."""
+    values = {"own.gpu_utilization.mean": 0.5, "other.gpu_utilization.mean": 0.5}
+    traffic = {"own.network_tx_mib_s.mean": 90.0}
+    rows = [
+        interference.Beside(values | (traffic if user == "eve" else {}), ratio, user, user)
+        for user, ratio in (("ada", 1.2), ("bob", 1.3), ("eve", 19.0))
+    ]
+    assert [row.ratio for row in interference.consensus(rows)] == [1.3] * 3
+
+
 def test_runs_of_the_same_two_jobs_are_one_pair(store: SqlStore) -> None:
     """Or a model would be judged by pairs that it has seen."""
     dice = Random(0)

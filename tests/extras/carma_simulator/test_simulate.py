@@ -223,6 +223,15 @@ def test_tuning_tries_every_combination_and_names_the_best(
     assert "the lowest mean JCT: magm monitor.window_s=10.0" in capsys.readouterr().err
 
 
+def test_settings_for_a_policy_are_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is simulated if it is not yet, and nothing else changes."""
+    words = ["simulate", "two.csv", *ONE_GPU, "--jobs", "1", "-p", "magm", "--tune", "lucid"]
+    assert run([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [one["run"] for one in json.loads(out)["runs"]] == ["magm", "lucid"]
+    assert err.endswith("lucid: of the settings tried, none is better than the current ones\n")
+
+
 def test_seeds_without_errors_to_vary(capsys: pytest.CaptureFixture[str]) -> None:
     def told(*words: str) -> bool:
         assert run(["simulate", "two.csv", *ONE_GPU, "--jobs", "1", "--seed", "1", *words]) == 0
@@ -364,7 +373,7 @@ def test_nothing_is_simulated_twice(
         ("two.csv --set physics.oom_s=inf", "a number of 0 or more, not 'inf'"),
         ("two.csv --tune monitor.windows_s=3,4", "Did you mean monitor.window_s?"),
         ("two.csv --tune monitor.window_s=3,", "should be a valid number"),
-        ("two.csv --tune monitor.window_s", "should be a valid number"),
+        ("two.csv --tune monitor.window_s", "give KEY=A,B, or one of lucid"),
         ("two.csv --jobs 0", "--jobs: "),
     ],
 )
