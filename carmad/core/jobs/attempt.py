@@ -80,6 +80,16 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Signs:
+    """What the processes of an attempt have done so far: while any of it grows, they live."""
+
+    job: JobId
+    attempt: int
+    cpu_s: float  # processor time
+    printed: tuple[int, ...] = ()  # bytes to stdout and to stderr; empty: not known
+
+
+@dataclass(frozen=True, slots=True)
 class ProfilingRun:
     """Keeps an attempt alone on its GPUs until a given time, so that it can be profiled."""
 
