@@ -33,9 +33,8 @@ def read_logs(directory: str, begins: Sequence[int]) -> str:
     terminal would show it; "" if it is not to be had now. A process of its own reads it, as the
     job's user: it can be abandoned."""
     words = [*program("carmad.attempt.supervisor", "tell_news"), directory, *map(str, begins)]
-    reader = subprocess.Popen(
-        words, env={}, cwd="/", start_new_session=True, stdout=subprocess.PIPE
-    )
+    pipe = subprocess.PIPE
+    reader = subprocess.Popen(words, env={}, cwd="/", start_new_session=True, stdout=pipe)
     try:
         said, _ = reader.communicate(timeout=READ_WITHIN_S)
     except subprocess.TimeoutExpired:

@@ -172,7 +172,7 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
         case Kind.LIMIT80:
             return "80 % of its time limit have passed"
         case Kind.IDLE:
-            begins = idling.UNUSED, idling.SILENT
+            begins = idling.UNUSED, idling.STALLED
             warnings = (note for note in reversed(job.notes) if note.startswith(begins))
             return next(warnings, idling.UNUSED) if sees else idling.UNUSED
         case Kind.ENDED if sees:

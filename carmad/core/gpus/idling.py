@@ -1,7 +1,7 @@
 """Jobs that hold GPUs without using them: for how long, what is done about them, and when. Pure.
 
-A job is idle while no process of it runs a kernel on any of its GPUs. It is silent while it also
-prints nothing and takes no processor time: then it hangs, or waits for something.
+A job is idle while no process of it runs a kernel on any of its GPUs. It is stalled while it
+also prints nothing and takes no processor time: then it hangs, or waits for something.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ What = Literal["warn", "suspend", "requeue", "end"]
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _STEP = re.compile(r"(warn|suspend|requeue|end) (\d+(?:\.\d+)?)\s?([smhd])")
 UNUSED = "does not use its GPUs"  # how the warning begins
-SILENT = "shows no sign of life"  # the same of one that is silent
-SHOWED_NONE = "shown no sign of life"
+STALLED = "shows no sign of life"  # the same of one that is stalled
 SAID_AFTER_S = 60.0  # most jobs have run one by then
 
 
@@ -57,8 +56,8 @@ def ladder(text: str, setting: str = "batch") -> tuple[Rung, ...]:
 
 
 def rungs_of(job: Job, rules: Idle, kept_mib: float) -> tuple[Rung, ...]:
-    """What applies to a job that keeps so much from others, in order of time. That it is silent is
-    no news by itself, unless it keeps others off its GPUs, as it has run no kernel yet."""
+    """What applies to a job that keeps so much from others, in order of time. That it is stalled
+    is no news by itself, unless it keeps others off its GPUs, as it has run no kernel yet."""
     rungs = ladder(rules.hung, "hung")
     if job.kernels and all(rung.what == "warn" for rung in rungs):
         rungs = ()
@@ -82,9 +81,9 @@ def kernelless_s(job: Job, now: float) -> float:
     return waited_s if waited_s >= SAID_AFTER_S else 0.0
 
 
-def due(rungs: tuple[Rung, ...], idle_s: float, silent_s: float = 0.0) -> Rung | None:
+def due(rungs: tuple[Rung, ...], idle_s: float, stalled_s: float = 0.0) -> Rung | None:
     """The last that applies."""
-    lasted_s = {"batch": idle_s, "hung": silent_s}
+    lasted_s = {"batch": idle_s, "hung": stalled_s}
     return next((each for each in reversed(rungs) if each.after_s <= lasted_s[each.setting]), None)
 
 
@@ -116,7 +115,7 @@ def warning(job: Job, rung: Rung, then: Rung | None) -> str:
     done = {"suspend": "suspended", "requeue": "requeued", "end": "ended"}
     will = f"it will be {done[then.what]} once that lasts {duration(then.after_s)}" if then else ""
     if rung.setting == "hung":
-        lacks, follows = SILENT, f"others wait; see carma logs {label(job)}"
+        lacks, follows = STALLED, f"others wait; see carma logs {label(job)}"
         follows = "; ".join(filter(None, (follows, will)))
     else:
         lacks, follows = UNUSED, will or "others could use them"
@@ -126,24 +125,8 @@ def warning(job: Job, rung: Rung, then: Rung | None) -> str:
 
 def farewell(rung: Rung) -> str:
     """Why an idle job leaves its GPUs."""
-    did = SHOWED_NONE if rung.setting == "hung" else "not used its GPUs"
+    did = "shown no sign of life" if rung.setting == "hung" else "not used its GPUs"
     return f"it had {did} for {duration(rung.after_s)} ([idle] {rung.setting})"
-
-
-def hung_note(hung_s: float, error: Exit) -> str:
-    """Why a job is ended that hangs after this error."""
-    return (
-        f"it had {SHOWED_NONE} for {duration(hung_s)} ([recovery] hung_s), and its log ends with an"
-        f" out-of-memory error: {error.evidence}"
-    )
-
-
-def stumbled_note(job: Job, error: Exit) -> str:
-    """What the owner of a job is to know that has met this error, and is at work in part."""
-    return (
-        f"its log has an out-of-memory error, and it has printed nothing since: {error.evidence};"
-        f" whether what is left of it works or waits, only you can tell: carma logs {label(job)}"
-    )
 
 
 # -- for how long
@@ -158,7 +141,7 @@ class _Life:
     """Of an attempt on GPUs. A *round* is the time between two signs of it."""
 
     signs: Signs  # the latest
-    silent_s: float = 0.0  # without a kernel, output or processor time
+    stalled_s: float = 0.0  # without a kernel, output or processor time
     quiet_s: float = 0.0  # without output, and not at work on all GPUs that it had worked on
     printed_before: tuple[int, ...] = ()  # by the signs before
     # What it had printed a round before one in which it was at work: no error in it was the end.
@@ -168,11 +151,11 @@ class _Life:
 
 
 class Idleness:
-    """For how long jobs have been idle, and silent. Only time with readings counts: nobody is to
+    """For how long jobs have been idle, and stalled. Only time with readings counts: nobody is to
     blame for a driver that hangs. A restart begins anew.
 
-    The driver may not tell whose kernels a GPU runs (MPS). For `silent_s`, nothing is taken for the
-    job's that may be a neighbour's: who launches kernels takes processor time.
+    The driver may not tell whose kernels a GPU runs (MPS). A stalled job is found all the same:
+    nothing counts that may be a neighbour's, as who launches kernels takes processor time.
     """
 
     def __init__(self) -> None:
@@ -232,30 +215,28 @@ class Idleness:
         its = {(job.id, gpu) for gpu, _ in job.kernels}
         working = bool(its) and its <= self._ran | (self._unknown if computed else set())
         prints = signs.printed != was.signs.printed
-        life = replace(was, signs=signs, printed_before=was.signs.printed)
-        if prints or working:
-            life = replace(life, quiet_s=0.0, is_asked=False, error=None)
-        else:
-            life = replace(life, quiet_s=was.quiet_s + self._round_s)
-        if working:
-            life = replace(life, outlived=was.printed_before)
         lives = prints or computed or any(id == job.id for id, _ in self._ran)
-        return replace(life, silent_s=0.0 if lives else was.silent_s + self._round_s)
+        goes_on = prints or working
+        return _Life(
+            signs,
+            stalled_s=0.0 if lives else was.stalled_s + self._round_s,
+            quiet_s=0.0 if goes_on else was.quiet_s + self._round_s,
+            printed_before=was.signs.printed,
+            outlived=was.printed_before if working else was.outlived,
+            is_asked=was.is_asked and not goes_on,
+            error=None if goes_on else was.error,
+        )
 
     def of(self, job: JobId) -> float:
         return self._idle_s.get(job, 0.0)
 
-    def silence_of(self, job: JobId) -> float:
-        life = self._lives.get(job)
-        return life.silent_s if life else 0.0
+    def stalled_for(self, job: JobId) -> float:
+        return self._lives[job].stalled_s if job in self._lives else 0.0
 
     def lasting(self, seconds: float) -> list[JobId]:
-        """The jobs that have been idle, or silent, for so long."""
-        return [
-            job
-            for job, idle_s in self._idle_s.items()
-            if max(idle_s, self.silence_of(job)) >= seconds
-        ]
+        """The jobs that have been idle, or stalled, for so long."""
+        lasted_s = ((job, max(its, self.stalled_for(job))) for job, its in self._idle_s.items())
+        return [job for job, its in lasted_s if its >= seconds]
 
     def ask_logs(self, seconds: float) -> Iterator[tuple[JobId, tuple[int, ...]]]:
         """The jobs that have become quiet for so long, with what of their output they outlived."""

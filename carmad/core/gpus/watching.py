@@ -9,6 +9,7 @@ from dataclasses import replace
 from carmad.core.gpus import idling
 from carmad.core.gpus.gpu import GpuSample
 from carmad.core.gpus.readings import has_run_kernel
+from carmad.core.gpus.sharing import label
 from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs import knowledge, suspending
 from carmad.core.jobs.attempt import Cause, GpuId
@@ -34,6 +35,7 @@ from carmad.core.messages import (
 from carmad.core.rules.promises import USES_MORE
 from carmad.core.state import State
 from carmad.options import MAX_METRICS
+from carmad.readable import duration
 
 USAGE_SAVED_EVERY_S = 60.0
 NEARING = 0.8  # of the time limit
@@ -215,7 +217,7 @@ def _rungs(state: State, job: Job) -> tuple[idling.Rung, ...]:
 def _due(state: State, job: Job, rungs: tuple[idling.Rung, ...], now: float) -> idling.Rung | None:
     held_s = 0.0 if job.started_at is None else now - job.started_at  # launches may be postponed
     idle_s = min(state.idleness.of(job.id), held_s)
-    return idling.due(rungs, idle_s, state.idleness.silence_of(job.id))
+    return idling.due(rungs, idle_s, state.idleness.stalled_for(job.id))
 
 
 def _can(state: State, job: Job, rung: idling.Rung) -> bool:
@@ -251,18 +253,25 @@ def _is_awaited(state: State) -> bool:
 
 
 def _recover_hung_jobs(state: State) -> None:
-    """End those that are silent after such an error, as if it had ended them. Where some processes
-    are at work still, nobody can tell whether these only wait for one that is gone."""
+    """End those that are stalled after such an error, as if it had ended them. Where some of their
+    processes are at work, nobody can tell whether these only wait for one that is gone."""
     hung_s = state.settings.recovery.hung_s
     for id, error in state.idleness.errors():
         job = state.ledger.holders.get(id)
         if job is None or idling.is_spared(job) or not hung_s:
             continue
-        if state.idleness.silence_of(id) >= hung_s:
-            why = idling.hung_note(hung_s, error)
-            state.stop(job.with_note(f"was ended: {why}"), Cause.GPU_OOM)
+        if state.idleness.stalled_for(id) >= hung_s:
+            note = (
+                f"was ended: it had shown no sign of life for {duration(hung_s)} ([recovery]"
+                f" hung_s) after an out-of-memory error: {error.evidence}"
+            )
+            state.stop(job.with_note(note), Cause.GPU_OOM)
         else:
-            state.ledger.put(job.with_note(idling.stumbled_note(job, error)))
+            note = (
+                f"has printed nothing since an out-of-memory error, {error.evidence}; whether what"
+                f" is left of it works or waits, only its owner can tell: carma logs {label(job)}"
+            )
+            state.ledger.put(job.with_note(note))
     for id, begins in state.idleness.ask_logs(hung_s or math.inf):
         job = state.ledger.holders.get(id)
         if job and not idling.is_spared(job):

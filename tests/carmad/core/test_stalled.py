@@ -143,7 +143,7 @@ def test_time_without_readings_does_not_count() -> None:
     assert server.job(id).state is S.RUNNING
 
 
-def test_a_suspended_job_is_not_silent() -> None:
+def test_a_suspended_job_is_not_stalled() -> None:
     server = a_server("end 5m", suspend=Suspending(host_memory_mib=20_000))
     id = at_work(server)
     live(server, id, 200, idles)
@@ -181,8 +181,8 @@ def test_a_job_that_hangs_after_an_out_of_memory_error_is_recovered() -> None:
     job = server.job(id)
     assert job.stop is Cause.GPU_OOM
     assert job.notes[-1] == (
-        "was ended: it had shown no sign of life for 5 min ([recovery] hung_s), and its log ends"
-        " with an out-of-memory error: torch.OutOfMemoryError: CUDA out of memory."
+        "was ended: it had shown no sign of life for 5 min ([recovery] hung_s) after an"
+        " out-of-memory error: torch.OutOfMemoryError: CUDA out of memory."
     )
     server.scheduler.state.ledger.put(job.with_attempt(shared=True))  # it was not alone
     server.exit(id, TERMINATED)
@@ -236,7 +236,7 @@ def test_an_error_that_was_found_does_not_count_once_the_job_goes_on() -> None:
     id = at_work(server)
     process_of(server, id).printed = (1500, 0)
     live(server, id, 299, idles)
-    live(server, id, 3, computes)  # it is quiet, not silent
+    live(server, id, 3, computes)  # it is quiet, not stalled
     stumble(server, id)
     live(server, id, 30, works)
     live(server, id, 400, idles)
@@ -266,9 +266,7 @@ def test_of_a_job_that_is_at_work_in_part_its_owner_is_told() -> None:
     live(server, id, 600, works)
     job = server.job(id)
     assert job.state is S.RUNNING
-    assert job.notes[-1].startswith(
-        "its log has an out-of-memory error, and it has printed nothing"
-    )
+    assert job.notes[-1].startswith("has printed nothing since an out-of-memory error")
     live(server, id, 301, idles)
     assert server.job(id).stop is Cause.GPU_OOM
 
@@ -299,13 +297,16 @@ def test_jobs_that_hang_with_the_daemon_and_the_command(tmp_path: Path) -> None:
         assert daemon.job(hangs)["state"] == "queued"
         (failure,) = daemon.job(hangs)["failures"]
         assert (failure["cause"], failure["tried_mib"]) == ("gpu_oom", 20)
-        assert "its log ends with an out-of-memory error" in daemon.carma("show", str(hangs))
+        assert (
+            "no sign of life for 3 s ([recovery] hung_s) after an out-of-memory error"
+            in daemon.carma("show", str(hangs))
+        )
 
         daemon.cancel(hangs)  # it would go first
-        silent = submit("exec sleep 1000")
+        stalled = submit("exec sleep 1000")
         asleep = submit("while sleep 1; do echo waiting; done")
-        assert daemon.ended(silent)["exit"]["cause"] == "idle"
-        assert "it had shown no sign of life for 6 s" in daemon.carma("why", str(silent))
+        assert daemon.ended(stalled)["exit"]["cause"] == "idle"
+        assert "it had shown no sign of life for 6 s" in daemon.carma("why", str(stalled))
         for job in (catches, asleep):
             its = daemon.job(job)
             assert its["state"] in ("starting", "running"), its["notes"]
