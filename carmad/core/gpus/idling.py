@@ -27,7 +27,7 @@ UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _STEP = re.compile(r"(warn|suspend|requeue|end) (\d+(?:\.\d+)?)\s?([smhd])")
 UNUSED = "does not use its GPUs"  # how the warning begins
 STALLED = "shows no sign of life"  # the same of one that is stalled
-SAID_AFTER_S = 60.0  # most jobs have run one by then
+SAID_AFTER_S = 60.0  # most jobs have run a kernel by then, and few pause for so long
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ def on_sampled(state: State, event: Sampled) -> None:
         _save_usage(state)
     _curb_idle_jobs(state, event.at)
     if event.signs:
+        _note_stalled_jobs(state, event.at)
         _recover_hung_jobs(state)
 
 
@@ -249,7 +250,16 @@ def _is_awaited(state: State) -> bool:
     return any(not is_conditional(job) for job in state.ledger.line())
 
 
-# -- jobs that hang after an out-of-memory error (CARMA paper, 3.5)
+# -- jobs that hang, also after an out-of-memory error (CARMA paper, 3.5)
+
+
+def _note_stalled_jobs(state: State, now: float) -> None:
+    for job in tuple(state.ledger.holders.values()):
+        stalled_s = state.idleness.stalled_for(job.id)
+        is_stalled = stalled_s >= idling.SAID_AFTER_S
+        if is_stalled is (job.current.stalled_since is None):
+            since = now - stalled_s if is_stalled else None
+            state.ledger.put(job.with_attempt(stalled_since=since))
 
 
 def _recover_hung_jobs(state: State) -> None:

@@ -161,6 +161,7 @@ class Attempt:
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
     idle: bool = False  # its owner was warned that it does not use its GPUs, and it still does not
+    stalled_since: float | None = None  # it shows no sign of life, if for long: `idling`
     suspended_s: float = 0.0  # in suspensions that are over
     suspended_at: tuple[float, ...] = ()  # when they began, in the last hour before the latest
     resumed_at: float | None = None  # from the latest
@@ -194,12 +195,13 @@ class Attempt:
 
     def shift(self, by_s: float) -> Self:
         """The attempt with all times moved `by_s` later."""
-        run, back_at = self.profiling, self.resumed_at
+        run, back_at, stalled_at = self.profiling, self.resumed_at, self.stalled_since
         return replace(
             self,
             started_at=None if self.started_at is None else self.started_at + by_s,
             kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
             profiling=run and replace(run, until=run.until + by_s),
+            stalled_since=None if stalled_at is None else stalled_at + by_s,
             suspended_at=tuple(at + by_s for at in self.suspended_at),
             resumed_at=None if back_at is None else back_at + by_s,
         )

@@ -10,8 +10,11 @@ import pytest
 
 from carma_testing import FakeServer
 from carma_testing.fake_server import FakeProcess
+from carmad.api.job import Jobs
+from carmad.api.why import why_out
 from carmad.config import Idle, Recovery, Settings, Suspending
 from carmad.core.gpus.gpu import ProcessUse
+from carmad.core.happenings import Kind, happenings, notices, words
 from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import ReadLog, ResumeRequested, Stumbled, SuspendRequested
@@ -162,6 +165,26 @@ def test_who_is_left_alone(spec: dict[str, Any]) -> None:
     id = at_work(server, **spec)
     live(server, id, 900, idles)
     assert server.job(id).stop is None and logs_read(server) == []
+
+
+def test_that_a_job_is_stalled_is_on_record_and_said() -> None:
+    server = a_server()
+    id = at_work(server)
+    live(server, id, 62, idles)
+    scene = server.scene
+    jobs = Jobs(scene, lambda job, ahead: ("out", "err"), (0, "root"), see_all=True)
+    answer = why_out(scene.live[id], scene, [], jobs)
+    assert answer["headline"] == "running: no sign of life for 62 s"
+    assert answer["remedies"] == [
+        f"it hangs, or waits for something: its log may say which, carma logs {id}"
+    ]
+    live(server, id, 2, works)
+    live(server, id, 70, idles)
+    found = [h for step in server.steps for h in happenings(step) if h.kind is Kind.STALLED]
+    assert [words(each, {}) for each in found] == ["shows no sign of life"] * 2
+    assert notices(found[0]) == ()
+    live(server, id, 2, works)
+    assert server.job(id).current.stalled_since is None
 
 
 # -- after an out-of-memory error
