@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from carmad.attempt import cgroup, exits
 from carmad.attempt.proc import children, cpu_ticks, family, main_process, printed
 from carmad.attempt.starting import program
+from carmad.children import hear
 from carmad.core.jobs.attempt import JobId, Signs
 
 TICKS_PER_S = 100  # USER_HZ
@@ -36,8 +37,6 @@ def read_logs(directory: str, begins: Sequence[int]) -> str:
     pipe = subprocess.PIPE
     reader = subprocess.Popen(words, env={}, cwd="/", start_new_session=True, stdout=pipe)
     try:
-        said, _ = reader.communicate(timeout=READ_WITHIN_S)
+        return exits.as_shown(hear(reader, READ_WITHIN_S))
     except subprocess.TimeoutExpired:
-        reader.kill()
         return ""
-    return exits.as_shown(said)

@@ -146,7 +146,7 @@ class _Life:
     printed_before: tuple[int, ...] = ()  # by the signs before
     # What it had printed a round before one in which it was at work: no error in it was the end.
     outlived: tuple[int, ...] = ()
-    is_asked: bool = False  # whether its log was to be read, in this quiet
+    asked_s: float = 0.0  # `quiet_s` when its log was last to be read
     error: Exit | None = None  # that was found in it
 
 
@@ -223,7 +223,7 @@ class Idleness:
             quiet_s=0.0 if goes_on else was.quiet_s + self._round_s,
             printed_before=was.signs.printed,
             outlived=was.printed_before if working else was.outlived,
-            is_asked=was.is_asked and not goes_on,
+            asked_s=0.0 if goes_on else was.asked_s,
             error=None if goes_on else was.error,
         )
 
@@ -239,16 +239,17 @@ class Idleness:
         return [job for job, its in lasted_s if its >= seconds]
 
     def ask_logs(self, seconds: float) -> Iterator[tuple[JobId, tuple[int, ...]]]:
-        """The jobs that have become quiet for so long, with what of their output they outlived."""
+        """The jobs that have been quiet for so long, or once more for so long, with what of their
+        output they outlived."""
         for id, life in self._lives.items():
-            if life.quiet_s >= seconds and not life.is_asked and life.signs.printed:
-                self._lives[id] = replace(life, is_asked=True)
+            if life.quiet_s - life.asked_s >= seconds and life.signs.printed and not life.error:
+                self._lives[id] = replace(life, asked_s=life.quiet_s)
                 yield id, life.outlived
 
     def note_error(self, job: JobId, attempt: int, error: Exit) -> None:
         """Of a job whose log was asked for: it may have gone on since."""
         life = self._lives.get(job)
-        if life and life.signs.attempt == attempt and life.is_asked:
+        if life and life.signs.attempt == attempt and life.asked_s:
             self._lives[job] = replace(life, error=error)
 
     def errors(self) -> list[tuple[JobId, Exit]]:

@@ -281,7 +281,7 @@ def _recover_hung_jobs(state: State) -> None:
                 f"has printed nothing since an out-of-memory error, {error.evidence}; whether what"
                 f" is left of it works or waits, only its owner can tell: carma logs {label(job)}"
             )
-            state.ledger.put(job.with_note(note))
+            state.ledger.note(id, note)
     for id, begins in state.idleness.ask_logs(hung_s or math.inf):
         job = state.ledger.holders.get(id)
         if job and not idling.is_spared(job):

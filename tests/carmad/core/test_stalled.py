@@ -248,9 +248,9 @@ def test_a_job_that_goes_on_after_the_error_is_left_alone() -> None:
     live(server, id, 10, idles)
     live(server, id, 600, works)
     assert logs_read(server) == []
-    live(server, id, 600, idles)
-    (read,) = logs_read(server)
-    assert read.begins == (1500, 0), "only what came after its last work counts"
+    live(server, id, 620, idles)
+    first, again = logs_read(server)  # a file server may not have answered
+    assert first.begins == again.begins == (1500, 0), "what came before its last work is over"
     assert server.job(id).state is S.RUNNING and server.job(id).notes == ()
 
 
@@ -304,33 +304,29 @@ def test_it_can_be_switched_off() -> None:
 # -- with the daemon
 
 
-def test_jobs_that_hang_with_the_daemon_and_the_command(tmp_path: Path) -> None:
+def test_a_job_that_hangs_after_an_error_with_the_daemon_and_the_command(tmp_path: Path) -> None:
     says = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.' >&2"
     trains = " ".join(map(str, train(memory_mib=4_000, seconds=1000, sm=0.1, warmup=0.1)))
-    settings = {"CARMA_RECOVERY__HUNG_S": "3", "CARMA_IDLE__HUNG": "end 6s", **NO_KERNELS}
+    settings = {"CARMA_RECOVERY__HUNG_S": "3", **NO_KERNELS}
     with running(tmp_path, "1xA100-40GB", **settings) as daemon:
-
-        def submit(script: str) -> int:
-            return daemon.submit("sh", "-c", script, memory_mib=5_000)
-
-        catches = submit(f"{says}; {trains} > /dev/null; true")
+        catches = daemon.sh(f"{says}; {trains} > /dev/null; true", memory_mib=5_000)
         daemon.await_state(catches, "running")
-        hangs = submit(f"{says}; exec sleep 1000")
+        hangs = daemon.sh(f"{says}; exec sleep 1000", memory_mib=5_000)
         until(lambda: daemon.job(hangs)["failures"], "the recovery")
         assert daemon.job(hangs)["state"] == "queued"
         (failure,) = daemon.job(hangs)["failures"]
         assert (failure["cause"], failure["tried_mib"]) == ("gpu_oom", 20)
-        assert (
-            "no sign of life for 3 s ([recovery] hung_s) after an out-of-memory error"
-            in daemon.carma("show", str(hangs))
-        )
+        why = "no sign of life for 3 s ([recovery] hung_s) after an out-of-memory error"
+        assert why in daemon.carma("show", str(hangs))
+        its = daemon.job(catches)
+        assert its["state"] == "running"
+        assert not any("out-of-memory" in note for note in its["notes"])
 
-        daemon.cancel(hangs)  # it would go first
-        stalled = submit("exec sleep 1000")
-        asleep = submit("while sleep 1; do echo waiting; done")
-        assert daemon.ended(stalled)["exit"]["cause"] == "idle"
-        assert "it had shown no sign of life for 6 s" in daemon.carma("why", str(stalled))
-        for job in (catches, asleep):
-            its = daemon.job(job)
-            assert its["state"] in ("starting", "running"), its["notes"]
-            assert not any("out-of-memory" in note for note in its["notes"])
+
+def test_a_job_that_hangs_with_the_daemon_and_the_command(tmp_path: Path) -> None:
+    with running(tmp_path, CARMA_IDLE__HUNG="end 4s") as daemon:
+        prints = daemon.sh("while sleep 0.2; do echo waiting; done")
+        hangs = daemon.sh("exec sleep 1000")
+        assert daemon.ended(hangs)["exit"]["cause"] == "idle"
+        assert "it had shown no sign of life for 4 s" in daemon.carma("why", str(hangs))
+        assert daemon.job(prints)["state"] == "starting"
