@@ -101,11 +101,6 @@ def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
     return found
 
 
-def with_descendants(roots: dict[int, int]) -> dict[int, int]:
-    """These processes and all their descendants: pid and start time."""
-    return family(roots, children())
-
-
 def children() -> dict[int, list[tuple[int, int]]]:
     """Of all processes: the pids and start times of their children."""
     found: dict[int, list[tuple[int, int]]] = {}
@@ -115,12 +110,16 @@ def children() -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def family(roots: dict[int, int], children: dict[int, list[tuple[int, int]]]) -> dict[int, int]:
-    """As `with_descendants`, by these `children`."""
+def with_descendants(
+    roots: dict[int, int], tree: dict[int, list[tuple[int, int]]] | None = None
+) -> dict[int, int]:
+    """These processes and all their descendants: pid and start time. `tree`: the `children`, if
+    they are known."""
+    tree = children() if tree is None else tree
     below = dict(roots)
     queue = [*below]
     while queue:
-        for pid, start in children.get(queue.pop(), ()):
+        for pid, start in tree.get(queue.pop(), ()):
             if pid not in below:
                 below[pid] = start
                 queue.append(pid)
