@@ -85,6 +85,9 @@ class Recovery:
     name: str = "exclusive"  # what follows an out-of-memory crash
     retries: AtOnce[Count] = 2  # retries of a job before it ends as OUT_OF_MEMORY
     margin_mib: Count = 4096  # additional free memory for the adaptive recovery's first retry
+    # for how many s a job that has printed an out-of-memory error may show no sign of life: then it
+    # hangs, and is recovered as if it had ended; 0: it is left alone
+    hung_s: AtOnce[Number] = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +244,9 @@ class Idle:
     # jobs that keep less than this from others, on all their GPUs together, are left alone by
     # `batch`
     floor_mib: AtOnce[Count] = 4096
-    # as `batch`, for jobs that have run no kernel since they started, which keeps others off their
-    # GPUs; such as "warn 1m, end 10m". They are warned while others wait
+    # as `batch`, for jobs that show no sign of life: no kernel, no output, no processor time; such
+    # as "warn 1m, requeue 30m". They are warned while others wait, and if they have run kernels,
+    # only of what follows
     hung: AtOnce[str] = "warn 1m"
 
 

@@ -99,7 +99,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "reasons": [reason_out(reason, scene) for reason in reasons],
         "remedies": _remedies(job, scene, reasons, now, behind)
         if waits
-        else [*_advice(job, out, failure), *_kernelless_advice(job, scene)],
+        else [*_advice(job, out, failure), *_hang_advice(job, scene)],
         "start": start_out(job, scene),
         "past": [decision_out(decision, scene) for decision in _earlier(past, now)],
     }
@@ -133,6 +133,8 @@ def _headline(
             return f"starting: no kernel of it has been seen for {duration(kernelless_s)}"
         case JobState.STARTING:
             return "starting: no kernel of it has been seen yet" if job.gpus else "starting"
+        case JobState.RUNNING if since := job.current.stalled_since:
+            return f"running: no sign of life for {duration(scene.now - since)}"
         case JobState.RUNNING:
             return "running"
         case JobState.STOPPING:
@@ -302,9 +304,11 @@ def _advice(job: Job, out: JobOut, failure: str) -> list[str]:
     return found
 
 
-def _kernelless_advice(job: Job, scene: Scene) -> list[str]:
+def _hang_advice(job: Job, scene: Scene) -> list[str]:
     """What its owner can find out, and until when it keeps its GPUs from others."""
     waited_s, settings = idling.kernelless_s(job, scene.now), scene.view.settings
+    if job.state is JobState.RUNNING and job.current.stalled_since:
+        return [f"it hangs, or waits for something: its log may say which, carma logs {label(job)}"]
     if not waited_s:
         return []
     advice = f"whether it hangs or reads data, its log may say: carma logs {label(job)}"

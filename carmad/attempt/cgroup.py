@@ -174,6 +174,13 @@ def oom_kills(cgroup: str | None) -> int | None:
     return _counts(f"{cgroup}/memory.events").get(b"oom_kill") if cgroup else None
 
 
+def cpu_s(cgroup: str) -> float | None:
+    """The processor time that its processes, and those below it, have ever taken. None: it has no
+    processes any more."""
+    used = _counts(f"{cgroup}/cpu.stat").get(b"usage_usec")
+    return None if used is None else used / 1e6
+
+
 def _counts(path: str) -> dict[bytes, int]:
     try:
         return _numbers(read_file(path))

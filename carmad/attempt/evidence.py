@@ -20,8 +20,9 @@ from carmad.attempt.cgroup import cgroup_of
 from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.marks import Marks
 from carmad.attempt.proc import process_stat, running, uids
+from carmad.attempt.signs import read_signs
 from carmad.core.gpus.gpu import GpuSample
-from carmad.core.jobs.attempt import GpuId, JobId, MemoryLimits
+from carmad.core.jobs.attempt import GpuId, JobId, MemoryLimits, Signs
 from carmad.core.jobs.job import Job
 from carmad.threads import Threads
 
@@ -187,6 +188,14 @@ class Evidence:
                         del self._owners[pid]
 
     # -- queries
+
+    def signs(self) -> tuple[Signs, ...]:
+        """Of all attempts that run."""
+        with self._lock:
+            groups = {key: path for path, key in self._cgroups.items()}
+            # Of several processes of an attempt, the first is its supervisor.
+            supervisors = {key: pid for pid, key in reversed(self._supervisors.items())}
+        return read_signs({key: (pid, groups.get(key)) for key, pid in supervisors.items()})
 
     def attempt_of(self, pid: int) -> Key | None:
         """The attempt that a process belongs or belonged to: that of its cgroup, or of the

@@ -128,8 +128,13 @@ def is_alive(directory: Path) -> bool:
 
 
 def tail(directory: Path) -> str:
-    """The log's end as a terminal would show it: only the last state of a progress bar."""
-    text = (_bytes(directory / supervisor.TAIL, TAIL_BYTES) or b"").decode("utf-8", "replace")
+    """The log's end, as recorded."""
+    return as_shown(_bytes(directory / supervisor.TAIL, TAIL_BYTES) or b"")
+
+
+def as_shown(log: bytes) -> str:
+    """A part of a log as a terminal would show it: only the last state of a progress bar."""
+    text = log.decode("utf-8", "replace")
     if "\r" not in text:
         return text
     return "\n".join(

@@ -53,7 +53,7 @@ from carmad.attempt.cgroup import (
     settle,
     unit_cgroup,
 )
-from carmad.attempt.proc import UNKNOWN, process_stat, read_file, tell_kernel
+from carmad.attempt.proc import UNKNOWN, main_process, process_stat, read_file, tell_kernel
 from carmad.attempt.process_tree import Tree, boottime, how_it_ended
 from carmad.attempt.starting import (
     REPORT_BYTES,
@@ -123,12 +123,15 @@ def open_log(path: str, target: int, header: bytes) -> int:
     return os.fstat(target).st_size
 
 
-def attempt_header() -> bytes:
-    """The line before an attempt's output in a log that it shares with others. `carma logs` relies
-    on it. Called in the attempt's directory."""
+def header_begin() -> bytes:
+    """Of the line before an attempt's output in a log that it shares with others. `carma logs`
+    relies on it. Called in the attempt's directory."""
     job, _, attempt = Path.cwd().name.partition(".")
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return f"\n=== carma job {job}, attempt {attempt}, {now} ===\n".encode()
+    return f"\n=== carma job {job}, attempt {attempt}, ".encode()
+
+
+def attempt_header() -> bytes:
+    return header_begin() + time.strftime("%Y-%m-%dT%H:%M:%S%z ===\n").encode()
 
 
 def send_logs(link: socket.socket, launch: Launch) -> None:
@@ -305,6 +308,25 @@ def read_tails(launch: Launch, begins: list[int], logs: list[int]) -> bytes:
                 write_all(out, read_tail(fd, begin))
 
     return aside(read, TAIL_WITHIN_S, 2 * TAIL_BYTES)[0]
+
+
+def tell_news() -> None:
+    """Print what a running attempt has added to its logs: `ATTEMPT_DIR BEGIN BEGIN`, of stdout and
+    stderr. Those of its main process, as its user; only files, so that nobody is kept waiting by
+    anything but a file server."""
+    os.chdir(sys.argv[1])
+    launch, begins = Launch.loads(read_file(LAUNCH)), [*map(int, sys.argv[2:]), 0, 0]
+    main, own = main_process(json.loads(read_file(STARTED))["pid"]), header_begin()
+    become_user(launch)
+    seen: list[os.stat_result] = []
+    for target, begin in zip((1, 2), begins, strict=False):
+        path = Path(f"/proc/{main}/fd/{target}")
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and not any(os.path.samestat(status, it) for it in seen):
+            seen.append(status)
+            if (fd := open_tail(str(path), sealed=False)) is not None:
+                _, header, news = read_tail(fd, begin).rpartition(own)
+                write_all(1, news.partition(b"\n")[2] if header else news)
 
 
 def why_stopped(directory: Path = HERE) -> str:

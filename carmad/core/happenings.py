@@ -43,6 +43,7 @@ class Kind(StrEnum):
     SUSPENDED = "suspended"  # what it held on GPUs is in the host's memory
     STOPPING = "stopping"
     IDLE = "idle"  # it does not use its GPUs, and its owner is warned
+    STALLED = "stalled"  # it shows no sign of life
     RETRIED = "retried"  # an attempt failed, and the job is in the queue again
     REQUEUED = "requeued"  # it is in the queue again, by its owner or because it was preempted
     ENDED = "ended"
@@ -111,6 +112,8 @@ def _changes(old: Job, job: Job, at: float) -> Iterator[Happening]:
         yield Happening(at, kind, job, count=job.tasks)
     if job.current.idle and not old.current.idle:
         yield Happening(at, Kind.IDLE, job)
+    if job.current.stalled_since and not old.current.stalled_since:
+        yield Happening(at, Kind.STALLED, job)
     if job.current.nearing and not old.current.nearing:
         yield Happening(at, Kind.LIMIT80, job)
     if old.state is job.state:
@@ -169,10 +172,12 @@ def words(happening: Happening, gpus: Mapping[GpuId, Gpu], sees: bool = True) ->
             return f"submitted, {happening.count} tasks"
         case Kind.STARTED:
             return f"started on {where(job, gpus)}"
+        case Kind.STALLED:
+            return idling.STALLED
         case Kind.LIMIT80:
             return "80 % of its time limit have passed"
         case Kind.IDLE:
-            begins = idling.UNUSED, idling.KERNELLESS
+            begins = idling.UNUSED, idling.STALLED
             warnings = (note for note in reversed(job.notes) if note.startswith(begins))
             return next(warnings, idling.UNUSED) if sees else idling.UNUSED
         case Kind.ENDED if sees:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Drain, Gpu, GpuSample
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Mode, Signs
 from carmad.core.jobs.findings import Estimate, StageTimes
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.spec import JobSpec
@@ -78,7 +78,10 @@ class Estimated(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Event):
+    """`signs`: of the attempts that run, with some of the readings."""
+
     samples: tuple[GpuSample, ...]
+    signs: tuple[Signs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,15 @@ class Noticed(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Stumbled(JobEvent):
+    """The log of a running attempt says that GPU memory was short: `exit` is how that would end
+    it."""
+
+    attempt: int
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped(JobEvent):
     """A running job's report of its step time and stage times."""
 
@@ -304,6 +316,15 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Look for an out-of-memory error in what the running job has printed since `begins`, the
+    positions in its logs."""
+
+    job: Job
+    begins: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End all of the job's processes: politely, then by force."""
 
@@ -339,7 +360,7 @@ class Wake:
     at: float
 
 
-Action = EstimateMemory | Launch | Signal | Stop | Suspend | Resume | LimitMemory | Wake
+Action = EstimateMemory | Launch | Signal | ReadLog | Stop | Suspend | Resume | LimitMemory | Wake
 
 
 def due_actions(job: Job) -> Iterator[Action]:

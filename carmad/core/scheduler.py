@@ -89,6 +89,7 @@ HANDLERS: Mapping[type[Event], Callable[[State, Any], None]] = {
     messages.Began: watching.on_began,
     messages.Postponed: watching.on_postponed,
     messages.Stepped: watching.on_stepped,
+    messages.Stumbled: watching.on_stumbled,
     messages.Measured: watching.on_measured,
     messages.Noticed: watching.on_noticed,
     messages.Closing: watching.on_closing,

@@ -9,7 +9,8 @@ from math import inf
 
 from carmad.config import Settings
 from carmad.core.gpus.fleet import Fleet
-from carmad.core.gpus.readings import Idleness, UsageProfiler
+from carmad.core.gpus.idling import Idleness
+from carmad.core.gpus.readings import UsageProfiler
 from carmad.core.jobs.attempt import Cause, GpuId, JobId
 from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Job, stopping

@@ -35,6 +35,7 @@ LOOK_AGAIN_S = 2.0  # for GPUs that cannot be read yet
 LATE_S = 10.0
 STOP_WITHIN_S = 5.0
 PATIENCE_S = 10.0  # a hanging driver must not keep the queue from being served
+SIGNS_EVERY = 15  # readings: then the jobs' signs of life are read, too
 
 
 class Monitor:
@@ -61,6 +62,7 @@ class Monitor:
         self._faulty: frozenset[GpuId] = frozenset()
         self._conditions: dict[GpuId, frozenset[str]] = {}  # their kinds, in the last reading
         self._silent: tuple[tuple[GpuId, str], ...] = ()  # as the core was told last
+        self._readings = 0
         self._telling = threading.Lock()
         self._looked = threading.Event()
         self._stopped = threading.Event()
@@ -200,7 +202,9 @@ class Monitor:
             log.warning("GPU %s: %s", item.gpu, item.message)
             if item.drain:  # before the reading: no job is to be placed there in between
                 self._inbox.post(DrainRequested(now, item.gpu, item.message, CARMAD))
-        self._inbox.post(Sampled(now, samples))
+        self._readings += 1
+        signs = () if self._readings % SIGNS_EVERY else self._evidence.signs()
+        self._inbox.post(Sampled(now, samples, signs))
         self._tell_silent(tuple(self._source.silent().items()))
 
     def _new_conditions(self, samples: Iterable[GpuSample]) -> Iterator[Health]:

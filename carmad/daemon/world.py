@@ -23,6 +23,7 @@ from carmad.attempt.exits import ExitFacts, exit_of, launch_failure
 from carmad.attempt.launcher import Launcher, NotNow, Stopped
 from carmad.attempt.proc import pid_in_container
 from carmad.attempt.shepherd import Shepherd
+from carmad.attempt.signs import READ_WITHIN_S, read_logs
 from carmad.config import Suspending
 from carmad.core.gpus.gpu import Gpu
 from carmad.core.gpus.sharing import label
@@ -42,10 +43,12 @@ from carmad.core.messages import (
     LimitMemory,
     Noticed,
     Postponed,
+    ReadLog,
     Resume,
     Signal,
     Step,
     Stop,
+    Stumbled,
     Suspend,
     Wake,
 )
@@ -134,6 +137,7 @@ class DaemonWorld(Follower):
         self._gpus: dict[GpuId, Gpu] = {}  # replaced as a whole, as "hands" reads it
         self._hands = Threads(1, "hands", HANDS_LATE_S)
         self._signals = Threads(1, "signals", SIGNALS_LATE_S)
+        self._logs = Threads(1, "logs", 2 * READ_WITHIN_S)
         self._estimates = Estimates(estimate, self._deliver_estimate)
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
         self._timed: dict[JobId, Job] = {}  # that live: what their supervisors are told
@@ -170,6 +174,8 @@ class DaemonWorld(Follower):
                 self._suspender.perform(action)
             elif isinstance(action, LimitMemory):
                 self._hands.submit(self._do, action)
+            elif isinstance(action, ReadLog):
+                self._logs.submit(self._read_log, action)
             else:
                 self._signals.submit(self._do, action)
 
@@ -208,6 +214,7 @@ class DaemonWorld(Follower):
         self._estimates.close()
         self._suspender.close()
         self._signals.shutdown()
+        self._logs.shutdown(wait=False)
         self._hands.shutdown(within_s=CLOSE_WITHIN_S)
         self._pauses.shutdown()
         self.shepherd.close()
@@ -546,11 +553,21 @@ class DaemonWorld(Follower):
         if facts.background:
             some = "1 process" if facts.background == 1 else f"{facts.background} processes"
             self._notice(job.id, BACKGROUND.format(some))
+        self._report(job, self._exit_of(job, facts), facts.ended_at, facts.cause)
+
+    def _read_log(self, action: ReadLog) -> None:
+        """Would the job fail if it ended now, and for lack of GPU memory?"""
+        job, now = action.job, self._inbox.clock()
+        tail = read_logs(self._launcher.name(job), action.begins)
+        exit = self._exit_of(job, ExitFacts(code=1, ended_at=now, log_tail=tail))
+        if exit.cause is Cause.GPU_OOM:
+            self._inbox.post(Stumbled(self._inbox.clock(), job.id, job.attempt, exit))
+
+    def _exit_of(self, job: Job, facts: ExitFacts) -> Exit:
         until = facts.main_ended_at or facts.ended_at
         limits = limited.current.memory_limits if (limited := self._limited.get(job.id)) else ()
         full = self._evidence.full_gpu((job.id, job.attempt), until, limits)
-        exit = exit_of(job, facts, self._describe(full) if full else "")
-        self._report(job, exit, facts.ended_at, facts.cause)
+        return exit_of(job, facts, self._describe(full) if full else "")
 
     def _describe(self, full: FullGpu) -> str:
         gpu = f"GPU {self._gpus[full.gpu].index}" if full.gpu in self._gpus else "its GPU"

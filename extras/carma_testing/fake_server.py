@@ -11,7 +11,7 @@ from carma_testing.builders import a_gpu, a_spec
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, Signs
 from carmad.core.jobs.job import Job
 from carmad.core.messages import (
     Action,
@@ -51,6 +51,8 @@ class FakeProcess:
     gpus: tuple[GpuId, ...]  # none while it is suspended
     memory_mib: int = 0  # on each of them
     ran_kernel: bool = False
+    cpu_s: float = 0.0  # these two as in `Signs`
+    printed: tuple[int, ...] = (0, 0)
 
 
 class FakeWorld:
@@ -135,7 +137,8 @@ class FakeWorld:
     def read_gpus(self) -> Sampled:
         """Sample every GPU."""
         at = self._clock()
-        return Sampled(at, tuple(self.reading(gpu, at) for gpu in self.gpus))
+        signs = (Signs(*key, its.cpu_s, its.printed) for key, its in list(self.alive.items()))
+        return Sampled(at, tuple(self.reading(gpu, at) for gpu in self.gpus), tuple(signs))
 
     def reading(self, gpu: Gpu, at: float) -> GpuSample:
         if gpu.id in self.fault:

@@ -502,6 +502,16 @@ SECTIONS: dict[str, tuple[Assumption, ...]] = {
             "an OOM counts as a plain failure and is not retried",
             training.oom_text,
         ),
+        Assumption(
+            "hung_cpu",
+            "a program that hangs takes less than 5 % of a processor, with its data loaders; one"
+            " that launches kernels takes more",
+            "PyTorch 2.13 without a GPU: 0.1 % with eight idle workers (2026-12-01)",
+            "a job that hangs after an out-of-memory error is not found; or one that works under"
+            " MPS, and prints nothing, counts as hanging: `recovery.hung_s`",
+            by_hand="`carma why` of a script that waits after such an error, and of a client of"
+            " MPS with long kernels",
+        ),
         _of_the_product(
             "torch_context",
             "PyTorch's context and libraries take about `estimation.context_mib`",

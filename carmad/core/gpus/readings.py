@@ -1,5 +1,5 @@
-"""What a GPU's readings say of the jobs on it: what they use, how they load a GPU alone, whether
-they have run a kernel, and for how long they have been idle.
+"""What a GPU's readings say of the jobs on it: what they use, how they load a GPU alone, and
+whether they have run a kernel.
 
 A reading describes the time since the previous one.
 """
@@ -14,12 +14,10 @@ from carmad.core.gpus.gpu import Gpu, GpuSample, ProcessUse, held_mib, uses_gpu
 from carmad.core.jobs.attempt import GpuId, JobId
 from carmad.core.jobs.findings import Indicator, Profile, Usage
 from carmad.core.jobs.job import Job
-from carmad.readable import duration
 
 FAINT = 0.01  # utilisation that a context without kernels may show for a moment (an H100's did)
 RISE = 0.05  # of the GPU's activity, beyond all readings of the last window: a new load
 STEADY = 0.01  # relative change of memory over a window that still counts as none
-IDLE_WARNING_S = 600.0  # before the end of an idle job, or half of the limit if that is less
 Reading = tuple[GpuSample, float]  # with the seconds that it covers
 
 
@@ -247,49 +245,3 @@ def _processes(job: Job, sample: GpuSample) -> list[ProcessUse]:
     """Of its current attempt."""
     attempts = (job.attempt, None)
     return [p for p in sample.processes if p.job == job.id and p.attempt in attempts]
-
-
-# -- idleness
-class Idleness:
-    """For how long jobs have not used their GPUs. Only time with readings counts: nobody is to
-    blame for a driver that hangs."""
-
-    def __init__(self) -> None:
-        self._idle_s: dict[JobId, float] = {}
-        self._at: float | None = None
-
-    def add(
-        self, at: float, seen: Iterable[tuple[GpuSample, tuple[Job, ...]]], gap_s: float
-    ) -> None:
-        """Readings, with the jobs on each GPU; the previous ones count for `gap_s` at most."""
-        passed_s = 0.0 if self._at is None else min(at - self._at, gap_s)
-        self._at = at
-        idle_s: dict[JobId, float] = {}
-        for sample, residents in seen:
-            for job in residents:
-                if job.spec.process:
-                    continue
-                here_s = 0.0
-                if not uses_gpu(job.id, sample):
-                    here_s = self._idle_s.get(job.id, 0.0) + passed_s
-                idle_s[job.id] = min(here_s, idle_s.get(job.id, here_s))
-        self._idle_s = idle_s
-
-    def of(self, job: JobId) -> float:
-        return self._idle_s.get(job, 0.0)
-
-    def lasting(self, seconds: float) -> list[JobId]:
-        """The jobs that have been idle for so long."""
-        return [job for job, idle_s in self._idle_s.items() if idle_s >= seconds]
-
-    def judge(self, job: Job, limit_s: float, suspends: bool) -> tuple[bool, str]:
-        """Whether it is to leave its GPUs, and what its owner is to know; "" for nothing.
-        `suspends`: it is suspended then, and not ended."""
-        idle_s = self._idle_s.get(job.id, 0.0)
-        if not limit_s or idle_s < limit_s - min(IDLE_WARNING_S, limit_s / 2):
-            return False, ""
-        limit = f"{duration(limit_s)} (interactive.idle_s)"
-        what = "suspended" if suspends else "ended"
-        if idle_s < limit_s:
-            return False, f"does not use its GPUs: it will be {what} once that lasts {limit}"
-        return True, f"was {what} because it had not used its GPUs for {limit}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from carmad.core.gpus import idling
 from carmad.core.gpus.gpu import GpuSample
 from carmad.core.gpus.readings import has_run_kernel
+from carmad.core.gpus.sharing import label
 from carmad.core.gpus.slowdown import with_company
 from carmad.core.jobs import knowledge, suspending
 from carmad.core.jobs.attempt import Cause, GpuId
@@ -24,14 +25,17 @@ from carmad.core.messages import (
     Measured,
     Noticed,
     Postponed,
+    ReadLog,
     Sampled,
     Signal,
     Silent,
     Stepped,
+    Stumbled,
 )
 from carmad.core.rules.promises import USES_MORE
 from carmad.core.state import State
 from carmad.options import MAX_METRICS
+from carmad.readable import duration
 
 USAGE_SAVED_EVERY_S = 60.0
 NEARING = 0.8  # of the time limit
@@ -58,7 +62,7 @@ def on_silent(state: State, event: Silent) -> None:
 def on_sampled(state: State, event: Sampled) -> None:
     gap_s = state.settings.monitor.stale_s
     seen = [(sample, state.ledger.residents(sample.gpu)) for sample in event.samples]
-    state.idleness.add(event.at, seen, gap_s)
+    state.idleness.add(event.at, seen, gap_s, event.signs)
     for sample in event.samples:
         residents = state.ledger.residents(sample.gpu)
         before = state.fleet.add(sample, residents, gap_s)
@@ -69,6 +73,9 @@ def on_sampled(state: State, event: Sampled) -> None:
         state.usage_saved_at = event.at
         _save_usage(state)
     _curb_idle_jobs(state, event.at)
+    if event.signs:
+        _note_stalled_jobs(state, event.at)
+        _recover_hung_jobs(state)
 
 
 def on_closing(state: State, event: Closing) -> None:
@@ -192,15 +199,14 @@ def _with_peak(state: State, job: Job) -> Job:
 
 def _curb_idle_jobs(state: State, now: float) -> None:
     for each in tuple(state.ledger.holders.values()):
-        if each.current.idle and state.idleness.of(each.id) < _first_s(state, each):
+        if each.current.idle and _due(state, each, _rungs(state, each), now) is None:
             state.ledger.put(each.with_attempt(idle=False))
     for id in state.idleness.lasting(idling.first_s(state.settings.idle)):
         job = state.ledger.holders.get(id)
         if job is None or job.started_at is None or idling.is_spared(job):
             continue
-        idle_s = min(state.idleness.of(id), now - job.started_at)  # launches may be postponed
         own = tuple(each for each in _rungs(state, job) if _can(state, job, each))
-        if rung := idling.due(own, idle_s):
+        if rung := _due(state, job, own, now):
             _curb(state, job, rung, idling.following(own, rung), now)
 
 
@@ -209,8 +215,10 @@ def _rungs(state: State, job: Job) -> tuple[idling.Rung, ...]:
     return idling.rungs_of(job, state.settings.idle, kept_mib)
 
 
-def _first_s(state: State, job: Job) -> float:
-    return next((rung.after_s for rung in _rungs(state, job)), math.inf)
+def _due(state: State, job: Job, rungs: tuple[idling.Rung, ...], now: float) -> idling.Rung | None:
+    held_s = 0.0 if job.started_at is None else now - job.started_at  # launches may be postponed
+    idle_s = min(state.idleness.of(job.id), held_s)
+    return idling.due(rungs, idle_s, state.idleness.stalled_for(job.id))
 
 
 def _can(state: State, job: Job, rung: idling.Rung) -> bool:
@@ -240,6 +248,48 @@ def _curb(state: State, job: Job, rung: idling.Rung, then: idling.Rung | None, n
 def _is_awaited(state: State) -> bool:
     """Whether any job waits for nothing but GPUs."""
     return any(not is_conditional(job) for job in state.ledger.line())
+
+
+# -- jobs that hang, also after an out-of-memory error (CARMA paper, 3.5)
+
+
+def _note_stalled_jobs(state: State, now: float) -> None:
+    for job in tuple(state.ledger.holders.values()):
+        stalled_s = state.idleness.stalled_for(job.id)
+        is_stalled = stalled_s >= idling.SAID_AFTER_S
+        if is_stalled is (job.current.stalled_since is None):
+            since = now - stalled_s if is_stalled else None
+            state.ledger.put(job.with_attempt(stalled_since=since))
+
+
+def _recover_hung_jobs(state: State) -> None:
+    """End those that are stalled after such an error, as if it had ended them. Where some of their
+    processes are at work, nobody can tell whether these only wait for one that is gone."""
+    hung_s = state.settings.recovery.hung_s
+    for id, error in state.idleness.errors():
+        job = state.ledger.holders.get(id)
+        if job is None or idling.is_spared(job) or not hung_s:
+            continue
+        if state.idleness.stalled_for(id) >= hung_s:
+            note = (
+                f"was ended: it had shown no sign of life for {duration(hung_s)} ([recovery]"
+                f" hung_s) after an out-of-memory error: {error.evidence}"
+            )
+            state.stop(job.with_note(note), Cause.GPU_OOM)
+        else:
+            note = (
+                f"has printed nothing since an out-of-memory error, {error.evidence}; whether what"
+                f" is left of it works or waits, only its owner can tell: carma logs {label(job)}"
+            )
+            state.ledger.note(id, note)
+    for id, begins in state.idleness.ask_logs(hung_s or math.inf):
+        job = state.ledger.holders.get(id)
+        if job and not idling.is_spared(job):
+            state.actions.append(ReadLog(job, begins))
+
+
+def on_stumbled(state: State, event: Stumbled) -> None:
+    state.idleness.note_error(event.job, event.attempt, event.exit)
 
 
 # -- time

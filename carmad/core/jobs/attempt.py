@@ -80,6 +80,16 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Signs:
+    """What the processes of an attempt have done so far: while any of it grows, they live."""
+
+    job: JobId
+    attempt: int
+    cpu_s: float  # processor time
+    printed: tuple[int, ...] = ()  # bytes to stdout and to stderr; empty: not known
+
+
+@dataclass(frozen=True, slots=True)
 class ProfilingRun:
     """Keeps an attempt alone on its GPUs until a given time, so that it can be profiled."""
 
@@ -151,6 +161,7 @@ class Attempt:
     warned: bool = False  # the signal before its time limit was sent
     nearing: bool = False  # 80 % of its time limit have passed, and its owner is notified
     idle: bool = False  # its owner was warned that it does not use its GPUs, and it still does not
+    stalled_since: float | None = None  # it shows no sign of life, if for long: `idling`
     suspended_s: float = 0.0  # in suspensions that are over
     suspended_at: tuple[float, ...] = ()  # when they began, in the last hour before the latest
     resumed_at: float | None = None  # from the latest
@@ -184,12 +195,13 @@ class Attempt:
 
     def shift(self, by_s: float) -> Self:
         """The attempt with all times moved `by_s` later."""
-        run, back_at = self.profiling, self.resumed_at
+        run, back_at, stalled_at = self.profiling, self.resumed_at, self.stalled_since
         return replace(
             self,
             started_at=None if self.started_at is None else self.started_at + by_s,
             kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
             profiling=run and replace(run, until=run.until + by_s),
+            stalled_since=None if stalled_at is None else stalled_at + by_s,
             suspended_at=tuple(at + by_s for at in self.suspended_at),
             resumed_at=None if back_at is None else back_at + by_s,
         )

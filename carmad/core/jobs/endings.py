@@ -21,6 +21,7 @@ from carmad.core.state import State
 from carmad.readable import gib
 
 SIGINT = 2
+HUNG = "it was ended, as it hung after an out-of-memory error"
 BY_CTRL_C = "interrupted with Ctrl-C at its terminal"
 MOST_UNSTARTED = 12  # attempts in a row, each of which the server had ten seconds to start
 FULL = 0.03  # a GPU with a smaller share of its memory free has no room for anything
@@ -106,6 +107,8 @@ def ending(
     """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`. `name`:
     what people call a job."""
     exit, at = event.exit, min(event.at, event.ended_at or event.at)
+    if job.stop is Cause.GPU_OOM and exit.cause not in (Cause.SUCCESS, Cause.GPU_OOM):
+        exit = replace(exit, cause=Cause.GPU_OOM, evidence=HUNG)
     if exit.cause is Cause.GPU_OOM:
         exit = _explain_oom(job, exit, beside, name)
     if job.stop is Cause.UNRESTORED and not job.spec.requeue:

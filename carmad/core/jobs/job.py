@@ -265,7 +265,7 @@ class Job:
         return tuple(
             each.exit
             for each in self.earlier
-            if each.stop is None and each.number > self.requeued_after
+            if each.stop in (None, Cause.GPU_OOM) and each.number > self.requeued_after
         )
 
     @property

@@ -56,7 +56,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.SUSPENDED: frozenset({S.RESUMING, *OVER}),
     S.RESUMING: frozenset({S.RUNNING, S.SUSPENDED, *OVER}),
     # A preempted job is requeued, unless it had just finished; it fails if it could not be killed.
-    S.STOPPING: frozenset({*NEW, S.CANCELLED, S.TIMED_OUT, S.SUCCEEDED, S.FAILED}),
+    S.STOPPING: NEW | ENDED,
     # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
     **dict.fromkeys(ENDED, NEW),
 }

@@ -135,7 +135,7 @@ def test_a_job_without_a_kernel_is_named_after_a_minute_to_all_whom_it_concerns(
     assert asked_why(server, hung)["headline"] == "starting: no kernel of it has been seen yet"
     server.pass_time(12)
     told = (
-        f"has run no kernel for 60 s: others wait; see carma logs {hung} ([idle] hung);"
+        f"shows no sign of life for 60 s: others wait; see carma logs {hung} ([idle] hung);"
         f" if it has a reason: carma update {hung} --idle-ok REASON"
     )
     assert server.job(hung).notes == (told,)
@@ -185,7 +185,7 @@ def test_a_job_without_a_kernel_is_ended_where_the_settings_say_so() -> None:
     assert "it will be ended once that lasts 10 min ([idle] hung)" in server.job(hung).notes[-1]
     server.pass_time(540)
     assert server.job(hung).stop is Cause.IDLE
-    assert "it had not used its GPUs for 10 min ([idle] hung)" in server.job(hung).notes[-1]
+    assert "it had shown no sign of life for 10 min ([idle] hung)" in server.job(hung).notes[-1]
     server.exit(hung, Exit(Cause.FAILURE, signal=15))
     assert server.job(small).state is S.STARTING
 
