@@ -100,7 +100,7 @@ SUSPENDING = replace(
 )
 SERVERS = tuple(
     product(
-        registry.own_names("policies"),
+        registry.names("policies"),
         (SHARED, UNDER_MPS, UNDER_ONE_SERVER, PREEMPTING, SUSPENDING),
     )
 )

@@ -34,6 +34,7 @@ from tests.daemon import running, until
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory")
 TRACED = Estimate(8_000, "trace")
+AT_ONCE = {"policies.asrpt": {"reserve": False}}  # otherwise it keeps GPUs for shorter jobs
 POLICIES = ("magm", "carma", "lucid", "castor", "asrpt", "cuckoo", "exclusive", "rr")
 
 
@@ -79,7 +80,7 @@ def test_a_submission_is_answered_before_anything_is_planned() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_job_starts_on_an_idle_gpu_and_its_estimate_follows(policy: str) -> None:
-    server = Server(settings=Settings(policy=policy))
+    server = Server(settings=Settings(plugins=AT_ONCE, policy=policy))
     id = server.submit(expected_s=60.0)
     assert server.state(id) is JobState.STARTING
     assert server.asked == [id]
@@ -93,7 +94,7 @@ def test_a_job_starts_on_an_idle_gpu_and_its_estimate_follows(policy: str) -> No
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_where_it_would_share_it_waits_for_its_estimate(policy: str) -> None:
-    server = Server(1, Settings(policy=policy))
+    server = Server(1, Settings(plugins=AT_ONCE, policy=policy))
     first = server.submit(expected_s=600.0)
     server.answer(first)
     server.settle(first)
