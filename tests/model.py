@@ -18,10 +18,10 @@ from typing import Any
 
 from carma_testing import a_gpu, a_spec
 from carmad import registry
-from carmad.config import Collocation, Host, Limits, Monitor, Settings, Suspending
+from carmad.config import Collocation, Host, Limits, Monitor, Recovery, Settings, Suspending
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
 from carmad.core.gpus.gpuview import GpuView
-from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits
+from carmad.core.jobs.attempt import Cause, Exit, GpuId, JobId, MemoryLimits, Signs
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Job
 from carmad.core.jobs.ledger import ENDED_REMEMBERED, Held, Place, place_in_line
@@ -43,6 +43,7 @@ from carmad.core.messages import (
     LimitMemory,
     Noticed,
     Postponed,
+    ReadLog,
     RequeueRequested,
     Reserved,
     Resume,
@@ -53,6 +54,7 @@ from carmad.core.messages import (
     Step,
     Stepped,
     Stop,
+    Stumbled,
     Submitted,
     Suspend,
     Suspended,
@@ -86,6 +88,7 @@ SHARED = Settings(
     host=HOST,
     limits=Limits(backfill=1, gpus_per_user=5),
     suspend=Suspending(host_memory_mib=500, parked_s=30),
+    recovery=Recovery(hung_s=2.0),
 )
 UNDER_MPS = Settings(
     monitor=PATIENT, host=HOST, collocation=Collocation(mps=True, max_jobs_per_gpu=2)
@@ -217,7 +220,9 @@ class Model:
 
     def _boot(self) -> None:
         """Start a daemon on the existing state. Its predecessor's memory is lost."""
-        self.hands: deque[Launch | Stop | Signal | Suspend | Resume | LimitMemory] = deque()
+        self.hands: deque[Launch | Stop | Signal | Suspend | Resume | LimitMemory | ReadLog] = (
+            deque()
+        )
         self.unestimated: list[JobId] = []
         self.reports: list[Key] = []
         self.acts_left = 10**9  # then it is killed
@@ -245,7 +250,7 @@ class Model:
             return
         if isinstance(action, EstimateMemory):
             self.unestimated.append(action.job.id)
-        elif isinstance(action, Launch | Stop | Signal | Suspend | Resume | LimitMemory):
+        elif isinstance(action, Launch | Stop | Signal | Suspend | Resume | LimitMemory | ReadLog):
             self.hands.append(action)
 
     def tell(self, *events: Event) -> None:
@@ -304,7 +309,9 @@ class Model:
                     self._do(action, dice.random() < 0.05)
 
     def _do(
-        self, action: Launch | Stop | Signal | Suspend | Resume | LimitMemory, fails: bool = False
+        self,
+        action: Launch | Stop | Signal | Suspend | Resume | LimitMemory | ReadLog,
+        fails: bool = False,
     ) -> None:
         job = action.job
         key = job.id, job.attempt
@@ -324,6 +331,9 @@ class Model:
                 if key not in self.attempts:
                     self.revoked.add(key)
                 self._look_after(key, Exit(Cause.LOST))
+            case ReadLog():
+                self.seen["error in a log"] += 1
+                self.tell(Stumbled(self.now, *key, Exit(Cause.GPU_OOM, 1)))
             case LimitMemory():
                 self.limits[key] = job.current.memory_limits
             case Suspend():
@@ -442,7 +452,8 @@ class Model:
                     gpu.id, self.now, used, free, level, level, level, processes=uses, fault=fault
                 )
             )
-        self.tell(Sampled(self.now, tuple(samples)))
+        signs = tuple(Signs(*key, 0.0, (int(kernels),)) for key in alive)
+        self.tell(Sampled(self.now, tuple(samples), signs))
 
     # -- what users and administrators do
 

@@ -256,7 +256,7 @@ def _is_awaited(state: State) -> bool:
 def _note_stalled_jobs(state: State, now: float) -> None:
     for job in tuple(state.ledger.holders.values()):
         stalled_s = state.idleness.stalled_for(job.id)
-        is_stalled = stalled_s >= idling.SAID_AFTER_S
+        is_stalled = stalled_s >= idling.SAID_AFTER_S and not idling.is_spared(job)
         if is_stalled is (job.current.stalled_since is None):
             since = now - stalled_s if is_stalled else None
             state.ledger.put(job.with_attempt(stalled_since=since))

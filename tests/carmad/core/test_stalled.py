@@ -164,7 +164,8 @@ def test_who_is_left_alone(spec: dict[str, Any]) -> None:
     server = a_server("end 5m")
     id = at_work(server, **spec)
     live(server, id, 900, idles)
-    assert server.job(id).stop is None and logs_read(server) == []
+    job = server.job(id)
+    assert job.stop is None and job.current.stalled_since is None and logs_read(server) == []
 
 
 def test_that_a_job_is_stalled_is_on_record_and_said() -> None:
