@@ -275,7 +275,7 @@ class Retention:
     # disk for one user's jobs; beyond it, the oldest ended ones are deleted
     mib_per_user: AtOnce[Count] = 256
     backups: Count = 7  # daily copies kept; 0: none
-    journal_mib: Count = 64  # disk for the journal, for `carma daemon replay`; 0: none is kept
+    journal_mib: Count = 64  # disk for the journal, the inputs of every decision; 0: none is kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,6 @@ _TABLE = {  # by panel: a verb, its module, its line; below a group, that of its
         ("daemon stop", "server", "Stop the daemon. Running jobs continue under the next one."),
         ("daemon status", "server", "Show whether the daemon is running, and where."),
         ("daemon install", "server", "Install the systemd units of carmad. For root."),
-        ("daemon replay", "server", "Replay a journal, and check that every decision is the same."),
     ),
     "config": (
         ("config show", "config", "Print the settings in effect."),

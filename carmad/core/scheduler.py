@@ -36,7 +36,7 @@ the same events may be given again. The pending actions are derived from the job
 
 **Replay.** The core reads no clock, no file and no random number. Its steps follow from the state
 at the beginning, the plug-ins, the events, and which calls to plug-ins failed (`Step.failures`).
-`carmad.replay` makes a journal's decisions again from these, and says what a journal lacks.
+`lab.replay` makes a journal's decisions again from these, and says what a journal lacks.
 
 **Invariants**, which `check` asserts for all jobs that a step changed:
 

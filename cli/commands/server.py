@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from carmad import paths
 from carmad.paths import python
 from cli import client, output
-from cli.app import Json, argument, option
+from cli.app import Json, option
 from cli.problems import Problem, Unreachable
 from cli.text import span
 
@@ -127,24 +127,6 @@ def daemon_install(
 class Denied(Problem):
     exit_code = 4
     code = "forbidden"
-
-
-def daemon_replay(
-    segments: Annotated[list[Path], argument("SEGMENT", "files from STATE/journal")],
-) -> int:
-    from carmad.replay import reproduce
-
-    differs = False
-    for segment in segments:
-        made = reproduce(segment)
-        print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
-        if first := made.first:
-            differs = True
-            told = first.error or f"{first.made!r:.500}"
-            print(f"  at {first.at:.3f} (step {first.step}) not {first.recorded!r:.500} but {told}")
-    if differs:
-        raise Problem("the decisions differ", "CARMA or a plugin may have been a different version")
-    return 0
 
 
 def _listen_at(socket: Path | None) -> Path:

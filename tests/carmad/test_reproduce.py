@@ -12,9 +12,9 @@ from carmad.core.messages import Estimated, Event
 from carmad.core.scheduler import HANDLERS
 from carmad.core.state import State
 from carmad.errors import CarmaError
-from carmad.replay import reproduce
 from carmad.store import journal
 from cli.main import run
+from lab.replay import reproduce
 from tests.recorded import Recorded
 
 

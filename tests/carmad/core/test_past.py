@@ -21,10 +21,10 @@ from carmad.core.messages import Step, Stop, Tick, Trained
 from carmad.core.placing.decision import Placement, Proposal, Reason
 from carmad.core.placing.view import Policy, View
 from carmad.learning.models import Node, Tree
-from carmad.replay import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.values import table_row
+from lab.replay import reproduce
 from policies import builtin
 from tests.busy import Busy
 from tests.daemon import Carmad, train

@@ -17,9 +17,9 @@ from carmad.core.messages import LimitRequested, Submitted
 from carmad.core.placing.decision import Reason
 from carmad.core.rules.limits import DEFAULT, Limit, limit_of
 from carmad.core.rules.share import DAY_S, Account, Shares
-from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
+from lab.replay import reproduce
 from tests.owners import UID, who
 from tests.recorded import PLENTY, Recorded
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from carmad.replay import reproduce
 from carmad.store import journal
+from lab.replay import reproduce
 from tests.api_server import as_uid
 from tests.attack.users import needs_root
 from tests.daemon import NO_KERNELS, Carmad, running, until

@@ -14,8 +14,8 @@ from carmad.config import Collocation, Limits, Settings, at_once
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Reconfigured
 from carmad.daemon.service import merge
-from carmad.replay import reproduce
 from carmad.store import journal
+from lab.replay import reproduce
 from tests.daemon import NO_KERNELS, Carmad, until
 
 ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"

@@ -45,11 +45,11 @@ from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.installed import VERSION
-from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.database import StoreFull
 from carmad.store.journal import Begin, Journal
 from carmad.store.sql import SqlStore
+from lab.replay import reproduce
 from policies import builtin
 from recovery import ladder
 from tests.recorded import PLENTY, Recorded

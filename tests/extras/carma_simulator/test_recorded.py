@@ -26,9 +26,9 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Step
 from carmad.errors import CarmaError
-from carmad.replay import reproduce
 from carmad.store import journal
 from carmad.store.sql import SqlStore
+from lab.replay import reproduce
 from tests.busy import Busy
 from tests.daemon import Carmad, Json, running, train
 

@@ -1,7 +1,9 @@
-"""Replays a journal: feeds a new core the events of an old one, and compares their decisions."""
+"""Replays a daemon's journal: feeds a new core the events of the old one, and compares their
+decisions. If they differ, CARMA or a plugin may have been of a different version."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -172,3 +174,20 @@ def _forget(told: dict[JobId, Decision], jobs: tuple[Job, ...]) -> None:
     for job in jobs:
         if job.ended:
             told.pop(job.id, None)
+
+
+def main() -> int:
+    """Says of each file, a segment of a journal, whether all decisions are the same."""
+    is_equal = True
+    for segment in map(Path, sys.argv[1:]):
+        made = reproduce(segment)
+        print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
+        if first := made.first:
+            is_equal = False
+            told = first.error or f"{first.made!r:.500}"
+            print(f"  at {first.at:.3f} (step {first.step}) not {first.recorded!r:.500} but {told}")
+    return 0 if is_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
