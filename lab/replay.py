@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,10 +176,10 @@ def _forget(told: dict[JobId, Decision], jobs: tuple[Job, ...]) -> None:
             told.pop(job.id, None)
 
 
-def main() -> int:
+def main(segments: Iterable[Path]) -> int:
     """Says of each file, a segment of a journal, whether all decisions are the same."""
     is_equal = True
-    for segment in map(Path, sys.argv[1:]):
+    for segment in segments:
         made = reproduce(segment)
         print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
         if first := made.first:
@@ -190,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(map(Path, sys.argv[1:])))

@@ -4,14 +4,14 @@ utilisation alone. Trees with and without each of these, for networks that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import product
 
-from benchmarks.harness import Report, columns
+from benchmarks.harness import Report, markdown_table
 from carmad.learning.models import Tree
 from lab.data import DATA
 from lab.lucid import packing
-from lab.lucid.packing import ALL_OF_IT, GUARD, Packing
+from lab.lucid.packing import ALL_OF_IT, GUARD
 from lab.lucid.packing_tree import CLASSES, FEATURES, Row, fit
 from lab.main import main
 
@@ -21,6 +21,10 @@ PRUNINGS = {"by cross-validation": None, "as in the artifact": 0.0001}  # α
 BY_HAND = "by hand"
 GSS = 2
 LIMITS = (None, GUARD, ALL_OF_IT)  # for the sum of both utilisations
+HEADINGS = (
+    *("features", "labels", "pruned", "leaves", "importance", "accuracy", "free", "found"),
+    *(f"{name}, ≤ {limit}" for limit in (GUARD, ALL_OF_IT) for name in ("free", "found")),
+)
 ABOUT = """\
 Each tree is judged on networks that it has not seen, and whose pairs had no part in its labels.
 *Free*: of the pairs packed at GSS 2, how many have a mean speed of 0.85 or more; *found*: how many
@@ -29,45 +33,13 @@ paper has 98.1 and 87.0 %. Labels follow from the measured pairs, or are those t
 by hand. The last row packs by the latter, and predicts nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A tree from these features, and what it packs of networks that are new to it."""
-
-    features: str
-    labels: str
-    pruning: str
-    leaves: int | None
-    importance: str
-    accuracy: float | None
-    packed: tuple[Packing, ...]  # with each of LIMITS
-
-
 def measure() -> Report:
-    judged = [
-        judge(features, labels, pruning)
-        for features in CHOICES
-        for labels in LABELS
-        for pruning in PRUNINGS
-    ]
+    rows = [judge(*each) for each in product(CHOICES, LABELS, PRUNINGS)]
     score = {row["job"]: CLASSES.index(row["label"]) for row in by_hand(packing.rows())}
     scores = {pair[:2]: sum(score[job] for job in pair[:2]) for pair in packing.pairs()}
-    judged.append(Judged("(nothing is predicted)", BY_HAND, "", None, "", None, pack(scores)))
-    table = columns(
-        judged,
-        ("features", "{0.features}"),
-        ("labels", "{0.labels}"),
-        ("pruned", "{0.pruning}"),
-        ("leaves", lambda row: f"{row.leaves or ''}"),
-        ("importance", "{0.importance}"),
-        ("accuracy", lambda row: f"{row.accuracy:.1%}" if row.accuracy else ""),
-        *(
-            (f"{name}, ≤ {limit}" if limit else name, f"{{0.packed[{n}].{name}:.1%}}")
-            for n, limit in enumerate(LIMITS)
-            for name in ("free", "found")
-        ),
-        text=(0, 1, 2, 4),
-    )
-    return Report("Lucid's packing tree, with other features", [ABOUT, table], {"trees": judged})
+    rows.append(["(nothing is predicted)", BY_HAND, "", "", "", "", *pack(scores)])
+    table = markdown_table(HEADINGS, rows, numbers={3, *range(5, len(HEADINGS))})
+    return Report("Lucid's packing tree, with other features", [ABOUT, table], {"trees": rows})
 
 
 def by_hand(rows: Sequence[Row]) -> list[Row]:
@@ -78,7 +50,8 @@ def by_hand(rows: Sequence[Row]) -> list[Row]:
 LABELS: dict[str, Callable[[Sequence[Row]], Sequence[Row]]] = {"measured": list, BY_HAND: by_hand}
 
 
-def judge(features: tuple[str, ...], labels: str, pruning: str) -> Judged:
+def judge(features: tuple[str, ...], labels: str, pruning: str) -> list[str]:
+    """A tree from these features, and what it packs of networks that are new to it."""
     relabel = LABELS[labels]
 
     def train(rows: Sequence[Row]) -> Tree:
@@ -87,21 +60,21 @@ def judge(features: tuple[str, ...], labels: str, pruning: str) -> Judged:
     table = relabel(packing.rows())
     tree = train(table)
     networks = [{model} for model in sorted({row["model"] for row in table})]
-    return Judged(
-        features=", ".join(features),
-        labels=labels,
-        pruning=pruning,
-        leaves=(len(tree.nodes) + 1) // 2,
-        importance=", ".join(f"{name} {share:.2f}" for name, share in tree.importance() if share),
-        accuracy=packing.held_out(table, networks, train),
-        packed=pack(packing.unseen_scores(train)),
-    )
+    return [
+        ", ".join(features),
+        labels,
+        pruning,
+        str((len(tree.nodes) + 1) // 2),
+        ", ".join(f"{name} {share:.2f}" for name, share in tree.importance() if share),
+        f"{packing.held_out(table, networks, train):.1%}",
+        *pack(packing.unseen_scores(train)),
+    ]
 
 
-def pack(scores: Mapping[tuple[Hashable, Hashable], int]) -> tuple[Packing, ...]:
-    return tuple(
-        packing.pack("", lambda pair: scores[pair[0], pair[1]], GSS, limit) for limit in LIMITS
-    )
+def pack(scores: Mapping[tuple[Hashable, Hashable], int]) -> Iterator[str]:
+    for limit in LIMITS:
+        found = packing.pack("", lambda pair: scores[pair[0], pair[1]], GSS, limit)
+        yield from (f"{found.free:.1%}", f"{found.found:.1%}")
 
 
 if __name__ == "__main__":

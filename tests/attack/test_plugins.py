@@ -108,10 +108,8 @@ def test_the_fallback_takes_over_and_gives_back(moody: Moody) -> None:
 
     carmad.stop()
     (segment,) = sorted((carmad.state / "journal").iterdir())
-    # `carma` takes nothing from PYTHONPATH, where this plugin is installed.
-    carma = [sys.executable, "-c", "from cli.main import main; main()"]
     env = carmad.env | {"PYTHONPATH": f"{moody.site}{os.pathsep}{ROOT}"}
-    argv = [*carma, "daemon", "replay", str(segment)]
+    argv = [sys.executable, "-m", "lab.replay", str(segment)]
     assert "decisions of carma_test_moody" in subprocess.check_output(argv, env=env, text=True)
 
 

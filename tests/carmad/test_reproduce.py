@@ -13,8 +13,7 @@ from carmad.core.scheduler import HANDLERS
 from carmad.core.state import State
 from carmad.errors import CarmaError
 from carmad.store import journal
-from cli.main import run
-from lab.replay import reproduce
+from lab.replay import main, reproduce
 from tests.recorded import Recorded
 
 
@@ -117,11 +116,11 @@ def test_a_tampered_journal_is_noticed(segment: Path, change: str) -> None:
 def test_the_command_says_whether_a_journal_is_made_again(
     segment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["daemon", "replay", str(segment)]) == 0
+    assert main([segment]) == 0
     assert f"{reproduce(segment).decisions} decisions of" in capsys.readouterr().out
     lines = tampered(segment, "a decision is gone")
     segment.write_bytes(gzip.compress(b"\n".join(lines)))
-    assert run(["daemon", "replay", str(segment)]) == 1
+    assert main([segment]) == 1
     assert "not ()" in capsys.readouterr().out  # what is on record there, and then what was made
 
 
