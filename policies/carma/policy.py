@@ -175,10 +175,9 @@ class Plan:
         promise = self._rules.fits.promise(job, view, lambda each: left(each, view.now))
         if promise is None:
             return placement
-        overdue = is_overdue(job, view)
-        if promise.unknown is None or overdue:
+        if promise.unknown is None or is_overdue(job, view):
             self._promise = promise
-        passing = "" if overdue else SHORTER_FIRST
+        passing = "" if job in self._overdue else SHORTER_FIRST
         return replace(placement, reasons=promise_in_words(promise, job, view, passing))
 
     def _start(self, job: Job, placement: Placement) -> Placement:

@@ -218,6 +218,31 @@ def test_the_first_four_that_wait_are_told_why_and_no_others():
     assert sorted(plan) == [1, 2, 3, 4]
 
 
+# -- overdue
+
+
+def at(now, queue, residents=(), **looks):
+    views = gpu_views([a_gpu(0)], residents, half_free, at=now, **looks)
+    return placements(POLICY, a_view(views, queue, Settings(), now))
+
+
+@pytest.mark.parametrize(("hours", "due_s"), [(1, 2 * HOUR), (None, Limits().overtaken_s)])
+def test_a_job_that_has_waited_for_twice_its_time_or_is_a_guess_goes_first(hours, due_s):
+    old = waits(1, 1, submitted_at=0.0, **({} if hours else {"expected_s": None}))
+    for now, first in ((due_s - 1, 2), (due_s, 1)):
+        assert where(at(now, [waits(2, 1 / 60, submitted_at=now), old]))[first] == (0,)
+
+
+def test_a_gpu_is_kept_for_it():
+    """Else light jobs would keep it busy for ever."""
+    light = waits(2, 50, **profiled(0.1))
+    for now, kept in ((5 * HOUR, False), (6 * HOUR, True)):
+        plan = at(
+            now, [light, waits(1, 3, submitted_at=0.0)], [runs(9, 8, 0)], gpu0={"score": BUSY}
+        )
+        assert (refused(plan[2]) == {0: ["held_for"]}) == kept
+
+
 # -- suspend
 
 SUSPENDS = Settings(
