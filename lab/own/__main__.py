@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from math import inf
 from statistics import geometric_mean, median
 
 from benchmarks.harness import Report, bullets, columns, verdict
@@ -17,7 +17,7 @@ from carmad.core.placing.view import Policy
 from lab.data import DATA
 from lab.lucid.runs import PREEMPTION_S
 from lab.main import main
-from lab.own import bound
+from lab.own import bound, results
 from lab.own.families import JUDGING, TUNING, Family, case
 from lab.own.runs import (
     ADDITIVE,
@@ -94,6 +94,9 @@ OF_SUSPENSION: Mapping[str, Variant] = {
 }
 
 
+NAMES = {variant: name for name, variant in (*ABLATIONS.items(), *OF_SUSPENSION.items())}
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """Ratios of one trace: JCT to the best rival's, makespan to the best, p99 to MAGM's."""
@@ -130,11 +133,14 @@ Ratios, medians over a family's traces (lowest to highest).
 - Suspended: suspensions in a trace."""
 
 
-def measure(tuning: bool = False) -> Report:
-    """With --tuning, the same on the traces for tuning; not kept."""
+def measure(tuning: bool = False, kept: str = "", budget_s: float = inf) -> Report:
+    """With --tuning, the same on the traces for tuning; not written. `kept`: a file to which each
+    run is added, and whose runs are not made again; `budget_s`: processor time after which no
+    further run begins, and no page is written."""
     families = TUNING if tuning else JUDGING
-    known = KNOWN, PREDICTED, WRONG, NOTHING
-    conditions = [*product((OURS, SUSPENDING), known)]
+    results.begin(kept, budget_s)
+    known = KNOWN, NOTHING, WRONG, PREDICTED
+    conditions = [(ours, condition) for condition in known for ours in (OURS, SUSPENDING)]
     judged = {each: _judged(families, *each) for each in conditions}
     tables = {
         f"{condition.what.capitalize()}: {ours}": _table(judged[ours, condition])
@@ -181,7 +187,9 @@ def _ran(
     condition: Condition,
     suspends: bool = False,
 ) -> Ran:
-    return run(case(family, number), policy, condition, suspends)
+    name = policy if isinstance(policy, str) else NAMES[policy]
+    key = f"{family.name}, {family.what}, {number}, {name}, {condition.name}, {suspends}"
+    return results.recall(key, lambda: run(case(family, number), policy, condition, suspends))
 
 
 def _judge(
