@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from operator import le
 
 from carmad.plugin import (
@@ -142,10 +142,9 @@ class Plan:
         urgent before."""
         if any(job.retry or job.spec.urgent for job in self._view.queue[:SEEN]):
             return ()
-        found = [
-            job for job in self._view.queue if job.spec.gpus <= usable and self._is_overdue(job)
-        ]
-        return sorted(found, key=self._view.waited_s)[-1:]
+        waiting = sorted(self._view.queue, key=self._view.waited_s, reverse=True)
+        found = (job for job in waiting if job.spec.gpus <= usable and self._is_overdue(job))
+        return tuple(islice(found, 1))
 
     def _is_overdue(self, job: Job) -> bool:
         """Whether it may be overtaken no longer, not even by what is shorter."""
