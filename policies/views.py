@@ -6,7 +6,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -25,8 +24,6 @@ from carmad.plugin import (
     idle,
 )
 
-LATELY = 256  # past runs
-
 
 def need_mib(job: Job, passes: int = 1) -> int:
     """The larger of its estimated and its measured memory, in `passes` per batch; 0 if both are
@@ -40,13 +37,6 @@ def need_mib(job: Job, passes: int = 1) -> int:
         return measured
     whole = job.estimate.safe_mib
     return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
-
-
-def largest_mib(view: View) -> int:
-    """The most that any running job, or one of the latest that ended, is known to have needed."""
-    past = islice(reversed(tuple(view.history.runs)), LATELY)
-    peaks = [run.profile.peak_mib for run in past if run.profile]
-    return max((*peaks, *(job.usage.peak_mib for job in view.running)), default=0)
 
 
 def activity(job: Job) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from math import inf
 from statistics import geometric_mean, median
 
 from benchmarks.harness import Report, bullets, columns, verdict
@@ -17,7 +17,7 @@ from carmad.core.placing.view import Policy
 from lab.data import DATA
 from lab.lucid.runs import PREEMPTION_S
 from lab.main import main
-from lab.own import bound
+from lab.own import bound, results
 from lab.own.families import JUDGING, TUNING, Family, case
 from lab.own.runs import (
     ADDITIVE,
@@ -45,11 +45,8 @@ RIVALS = ("sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "tiresias")
 QUICK = ("sjf_ffs", "castor", "tiresias")  # with less known: the best rivals, on any family
 SLOW = "cuckoo"  # takes minutes on some clusters: only for its own jobs
 FOR_SLOW = ("Cuckoo",)
-FEW = 2  # with less known: so many of a cluster's traces, but all of a server's
-SERVERS = ("lab", "trace 1", "heavy-60", "carma-1")
 
-MAKESPAN, P99, WAITS = 1.01, 1.05, 2.0
-JCT = {KNOWN: 0.65, PREDICTED: 0.75, WRONG: 0.9, NOTHING: 0.8}
+JCT, MAKESPAN, P99, WAITS = 1.1, 1.03, 1.1, 2.0
 
 Variant = Callable[[Settings], Policy]
 
@@ -75,23 +72,29 @@ def _floor(settings: Settings) -> Policy:
 
 
 ABLATIONS: Mapping[str, Variant] = {
-    "order by service alone (ageing 10⁹ instead of 10)": _with(ageing=1e9),
+    "order by service alone (ageing 10⁹ instead of 2)": _with(ageing=1e9),
+    "ageing 10": _with(ageing=10.0),
+    "ageing 1": _with(ageing=1.0),
     "order by arrival": _with(ageing=0.0),
     "joins wherever memory suffices": _with(busy=float("inf")),
     "never joins a busy GPU, however short": _with(short=0.0),
+    "never joins a busy GPU because it hardly adds to that": _with(most=0.0),
     "a GPU is busy from 0.7": _with(busy=0.7),
     "a GPU is busy from 0.95": _with(busy=0.95),
     "never shares": _unshared,
-    "holds no GPUs": _with(hold=0),
+    "holds GPUs for the overdue alone": _with(hold=0),
     "the floor: one line of `Ranked`": _floor,
 }
 OF_SUSPENSION: Mapping[str, Variant] = {
     "suspends who has 1.5 times as much left (3)": _with(longer=1.5),
     "suspends who has 8 times as much left": _with(longer=8.0),
     "suspends only if its cost is repaid 100 times (10)": _with(repaid=100.0),
-    "suspends, and holds no GPUs": _with(hold=0),
+    "suspends, and holds GPUs for the overdue alone": _with(hold=0),
     "suspends, and joins wherever memory suffices": _with(busy=float("inf")),
 }
+
+
+NAMES = {variant: name for name, variant in (*ABLATIONS.items(), *OF_SUSPENSION.items())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,7 @@ EXPLANATION = f"""\
 Ratios, medians over a family's traces (lowest to highest).
 
 - JCT: mean, to the best rival's, all with the same knowledge. Rivals: {", ".join(RIVALS)}
-  ({SLOW}: only for {", ".join(FOR_SLOW)}); where less is known, {", ".join(QUICK)}, on the first
-  {FEW} traces of a cluster and on all of a server.
+  ({SLOW}: only for {", ".join(FOR_SLOW)}); where less is known, {", ".join(QUICK)}.
 - To sjf_ffs and to magm: JCT, relative to theirs.
 - Bound: what no policy's JCT can fall below (`lab.own.bound`). Where it is above the goal,
   this cannot be reached; a bound below it does not say that it can.
@@ -131,14 +133,17 @@ Ratios, medians over a family's traces (lowest to highest).
 - Suspended: suspensions in a trace."""
 
 
-def measure(tuning: bool = False) -> Report:
-    """With --tuning, the same on the traces for tuning; not kept."""
+def measure(tuning: bool = False, kept: str = "", budget_s: float = inf) -> Report:
+    """With --tuning, the same on the traces for tuning; not written. `kept`: a file to which each
+    run is added, and whose runs are not made again; `budget_s`: processor time after which no
+    further run begins, and no page is written."""
     families = TUNING if tuning else JUDGING
-    known = KNOWN, PREDICTED, WRONG, NOTHING
-    conditions = [*product((OURS, SUSPENDING), known)]
+    results.begin(kept, budget_s)
+    known = KNOWN, NOTHING, WRONG, PREDICTED
+    conditions = [(ours, condition) for condition in known for ours in (OURS, SUSPENDING)]
     judged = {each: _judged(families, *each) for each in conditions}
     tables = {
-        f"{condition.what.capitalize()}: {ours}": _table(judged[ours, condition], JCT[condition])
+        f"{condition.what.capitalize()}: {ours}": _table(judged[ours, condition])
         for ours, condition in judged
     }
     tables["Ablations, on the first trace of each family"] = _ablated(families)
@@ -168,16 +173,10 @@ def _judged(
     rivals = RIVALS if condition is KNOWN else QUICK
     return {
         family: [
-            _judge(family, number, ours, condition, rivals)
-            for number in range(_many(family, condition))
+            _judge(family, number, ours, condition, rivals) for number in range(len(family.cases))
         ]
         for family in families
     }
-
-
-def _many(family: Family, condition: Condition) -> int:
-    count = len(family.cases)
-    return count if condition is KNOWN or family.name in SERVERS else min(FEW, count)
 
 
 @cache
@@ -188,7 +187,9 @@ def _ran(
     condition: Condition,
     suspends: bool = False,
 ) -> Ran:
-    return run(case(family, number), policy, condition, suspends)
+    name = policy if isinstance(policy, str) else NAMES[policy]
+    key = f"{family.name}, {family.what}, {number}, {name}, {condition.name}, {suspends}"
+    return results.recall(key, lambda: run(case(family, number), policy, condition, suspends))
 
 
 def _judge(
@@ -218,7 +219,7 @@ def _judge(
     )
 
 
-def _table(found: Mapping[Family, list[Judged]], goal: float) -> str:
+def _table(found: Mapping[Family, list[Judged]]) -> str:
     def cell(
         name: str, limit: float | None, judge: Callable[[list[float]], float] = median
     ) -> Callable[[tuple[Family, list[Judged]]], str]:
@@ -235,7 +236,7 @@ def _table(found: Mapping[Family, list[Judged]], goal: float) -> str:
         list(found.items()),
         ("family", lambda row: f"{row[0].name}, {len(row[1])}"),
         ("best rival", lambda row: ", ".join(sorted({each.rival for each in row[1]}))),
-        (f"JCT ≤ {goal}", cell("jct", goal)),
+        (f"JCT ≤ {JCT}", cell("jct", JCT)),
         ("bound", cell("bound", None)),
         ("free", cell("free", None)),
         ("to sjf_ffs", cell("sjf_ffs", None)),

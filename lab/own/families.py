@@ -119,23 +119,33 @@ TUNING = (
     Family("Muri 1", "every 8th job, 8 V100", _muri(1, 8, 1, 1, 2, 3)),
     Family("Muri 2", "every 16th job, 8 V100", _muri(2, 16, 1, 1, 2)),
     Family("Philly", "8,000 jobs drawn, every 40th, 8 V100", _philly(1, 2, 3)),
-    Family("Sia", "every 2nd job, 16 A100", _sia("saturn-workload-2")),
+    Family("Sia", "every 2nd job, 16 A100", _sia("philly-workload-1", "saturn-workload-2")),
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 1, 2, 3, 4)),
     Family(
         "carma-1", "60 jobs like those of trace 1, 3 A100", _generated("carma-1", 3, 1, 2, 3, 4)
     ),
+    Family(
+        "carma-2", "60 jobs like those of trace 2, 4 A100", _generated("carma-2", 4, 1, 2, 3, 4)
+    ),
+    Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(11, 12, 13)),
 )
 JUDGING = (
-    Family("Muri 1", "other jobs of it, 8 V100", _muri(1, 8, 1, 4, 5, 6)),
-    Family("Muri 2", "other jobs of it, 8 V100", _muri(2, 16, 1, 5, 9)),
-    Family("Muri 3", "every 4th job, 16 V100", _muri(3, 4, 2, 1, 2)),
+    Family("Muri 1", "other jobs of it, 8 V100", _muri(1, 8, 1, 0, 4, 5, 6, 7)),
+    Family("Muri 2", "other jobs of it, 8 V100", _muri(2, 16, 1, 5, 7, 9, 11, 13)),
+    Family("Muri 3", "every 4th job, 16 V100", _muri(3, 4, 2, 0, 1, 2, 3, 501)),
     Family("Philly", "other stretches, 8 V100", _philly(11, 12, 13, 14, 15)),
-    Family("Sia", "every 2nd job, 16 A100", _sia("philly-workload-2", "saturn-workload-5")),
+    Family(
+        "Sia",
+        "every 2nd job, 16 A100",
+        _sia(
+            *(f"philly-workload-{n}" for n in (2, 4, 6)), "saturn-workload-3", "saturn-workload-5"
+        ),
+    ),
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12, 13, 14, 15)),
     Family("trace 1", "the CARMA paper's, in five orders, 3 A100", _orders(TRACE_1, 3)),
     Family("heavy-60", "the CARMA artifact's, in five orders, 4 A100", _orders(HEAVY_60, 4)),
-    Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(0, 1, 2)),
-    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1)),
+    Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(0, 1, 2, 3, 4)),
+    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1, 2, 3, 4)),
 )
 
 

@@ -3,17 +3,17 @@
 The rules (what each is worth: docs/policies/carma.md):
 
 - **Order.** By remaining service: the time that is left × GPUs. A job of unknown duration has as
-  much left as it has run, in classes. Nothing submitted later than ten times a job's service after
-  it goes before it.
+  much left as it has run, in classes. Nothing submitted later than twice a job's service after it
+  goes before it.
 - **Place.** Wherever its memory fits; idle GPUs first, then the one with the most free memory. A
   GPU that is busy enough takes only jobs that hardly add to that.
 - **Suspend**, if `limits.preemption` says so: the longest of the jobs that have much more left.
 - **Join**, if nobody can be suspended: a busy GPU also takes a job that is short beside all there.
-- **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
-  empty first. Until then others may use them if they are expected to end in time (EASY).
-- **Nobody starves.** In the daemon (`limits.backfill` not set), what is only guessed keeps nobody
-  off these GPUs, but the wide job that has waited longest, for `limits.overtaken_s` or more, goes
-  first, and GPUs are kept for it, whatever is known.
+- **Overdue.** The job that has waited longest goes first, once that is twice what is left of it,
+  or, where only a guess says what is left, `limits.overtaken_s`.
+- **Hold.** An overdue job, or else the first that needs empty GPUs, is promised those that are
+  expected to be empty first. Until then others may use them if they are known to end in time
+  (EASY). Where only a guess says when, they are kept after `limits.overtaken_s`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from operator import le
 
 from carmad.plugin import (
     Demand,
     GpuView,
     Job,
-    Left,
     Placement,
     Preemption,
     Proposal,
@@ -35,7 +35,6 @@ from carmad.plugin import (
     Settings,
     View,
     duration,
-    exactly,
     first_few,
     host_room_mib,
     left,
@@ -45,7 +44,7 @@ from carmad.plugin import (
 from policies.backfilling import is_overdue, promise_in_words
 from policies.builtin import most_free_memory
 from policies.carma.sizes import Sizes, left_s
-from policies.filters import fits_memory, min_free, not_risky
+from policies.filters import fits_memory, min_free
 from policies.ranked import Ranked
 from policies.reasons import expectation
 from policies.rules import Filter, needs_empty
@@ -70,21 +69,19 @@ class Rules:
     """What is not the default is for ablations."""
 
     fits: Ranked  # by memory, and which GPU is best
-    risk: Filter  # MAGM's, for strangers that may be too large
     busy: float = 0.85  # SM activity from which a GPU is busy enough, …
     most: float = 1.15  # … unless a job brings it to no more than this
     short: float = 0.5  # of what the shortest job there has left: a job that may join all the same
-    ageing: float = 10.0  # times its service after a job, later ones go before it no more
+    ageing: float = 2.0  # times its service after a job, later ones go before it no more
     longer: float = 3.0  # times as much is left of a job that is suspended, …
     repaid: float = 10.0  # … and so many times the cost of suspending it
     hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
-    has_bound: bool = False  # on how long a job may be overtaken
 
 
 def place(job: Job, now: float, rules: Rules) -> float:
-    """In line: lowest first."""
-    guessed = rules.has_bound and not left(job, now).is_known
-    return job.submitted_at + rules.ageing * left_s(job, now) * (1 if guessed else job.spec.gpus)
+    """In line: lowest first. A guess says nothing of jobs of several GPUs."""
+    gpus = job.spec.gpus if left(job, now).is_known else 1
+    return job.submitted_at + rules.ageing * left_s(job, now) * gpus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +103,7 @@ def carma(settings: Settings) -> Carma:
     conditions = settings.preconditions_for("carma")
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
     fits = Ranked("carma", memory, most_free_memory, idle_first=True)
-    return Carma(
-        "carma", Rules(fits, not_risky(settings), has_bound=settings.limits.backfill is None)
-    )
+    return Carma("carma", Rules(fits))
 
 
 class Plan:
@@ -122,19 +117,16 @@ class Plan:
         self._room_mib = host_room_mib(suspended, view.settings)  # of the host's memory
         self._victims: list[Job] = []
         self._promise: Promise | None = None
-        self._settles = False  # what is promised only settles: whoever joins makes it do so anew
+        self._overdue: Sequence[Job] = ()  # at most one, which goes first
         self._proposals: list[Proposal] = []
 
     def make(self) -> Sequence[Proposal]:
         view, usable = self._view, totals(self._view).usable
         refused: dict[Hashable, list[tuple[float, ...]]] = defaultdict(list)  # their sizes
         seen, tried = 0, 0
-        first = self._find_overdue(usable) if self._rules.has_bound else None
-        if first:
-            self._proposals.append(self._turn_overdue(first))
-        for job in view.queue:
-            if job is first:
-                continue
+        self._overdue = self._find_overdue(usable)
+        others = (job for job in view.queue if job not in self._overdue)
+        for job in chain(self._overdue, others):
             if seen >= SEEN or tried >= TRIED:
                 break
             if job.spec.gpus > usable and seen >= EXPLAINED:
@@ -152,6 +144,22 @@ class Plan:
                 tried += 1
         return self._proposals
 
+    def _find_overdue(self, usable: int) -> Sequence[Job]:
+        """The job that has waited longest, if that is too long, and nobody is tried again or
+        urgent before."""
+        if any(job.retry or job.spec.urgent for job in self._view.queue[:SEEN]):
+            return ()
+        waiting = sorted(self._view.queue, key=self._view.waited_s, reverse=True)
+        found = (job for job in waiting if job.spec.gpus <= usable and self._is_overdue(job))
+        return tuple(islice(found, 1))
+
+    def _is_overdue(self, job: Job) -> bool:
+        """Whether it may be overtaken no longer, not even by what is shorter."""
+        view = self._view
+        patience = self._rules.ageing if left(job, view.now).is_known else 0.0
+        least_s = patience * self._sizes.left_s(job)
+        return is_overdue(job, view) and view.waited_s(job) >= least_s
+
     def _turn(self, job: Job) -> Placement:
         crowds = not self._suspends
         if (placement := self._place(job, self._view, crowds)).gpus:
@@ -162,49 +170,21 @@ class Plan:
             return replace(placement, reasons=(self._suspend(victims, job),))
         elif (joined := self._place(job, self._view, crowds=True)).gpus:
             return self._start(job, joined)
-        elif self._promise is None and needs_empty(job, placement, self._rules.hold):
+        elif self._promise is None and (
+            job in self._overdue or needs_empty(job, placement, self._rules.hold)
+        ):
             return self._hold(job, placement)
         return placement
 
-    def _find_overdue(self, usable: int) -> Job | None:
-        """The job that has waited longest, if that is too long, and nobody is tried again or
-        urgent before."""
-        if any(job.retry or job.spec.urgent for job in self._view.queue[:SEEN]):
-            return None
-        found = (job for job in self._view.queue if job.spec.gpus <= usable)
-        longest = max(found, key=self._view.waited_s, default=None)
-        return longest if longest and is_overdue(longest, self._view) else None
-
-    def _turn_overdue(self, job: Job) -> Placement:
-        """GPUs are kept for it also while they settle."""
-        placement = self._turn(job)
-        if not placement.gpus and self._promise is None:
-            leaving = [each for each in self._view.running if each.leaves]
-            stay = without_jobs(self._view, leaving.__contains__)
-            self._promise = self._rules.fits.settled(job, stay)
-            self._settles = self._promise is not None
-            if self._promise is None and not placement.reasons:
-                return self._hold(job, placement)
-        return placement
-
     def _hold(self, job: Job, placement: Placement) -> Placement:
-        rules, view = self._rules, self._view
-        fits = rules.fits
-        if rules.has_bound:  # it waits for no more ends than it needs
-            refuse = self._refuse(job, crowds=not self._suspends)
-            fits = replace(fits, filters=(*fits.filters, refuse))
-        promise = fits.promise(job, view, self._lasts, can_share=rules.has_bound)
+        view = self._view
+        promise = self._rules.fits.promise(job, view, lambda each: left(each, view.now))
         if promise is None:
             return placement
-        if promise.unknown is None or (rules.has_bound and is_overdue(job, view)):
+        if promise.unknown is None or is_overdue(job, view):
             self._promise = promise
-        passing = SHORTER_FIRST if rules.has_bound and not is_overdue(job, view) else ""
+        passing = "" if job in self._overdue else SHORTER_FIRST
         return replace(placement, reasons=promise_in_words(promise, job, view, passing))
-
-    def _lasts(self, job: Job) -> Left:
-        return (
-            left(job, self._view.now) if self._rules.has_bound else exactly(self._sizes.left_s(job))
-        )
 
     def _start(self, job: Job, placement: Placement) -> Placement:
         self._view = self._view.with_placement(job, placement.gpus)
@@ -217,10 +197,9 @@ class Plan:
     def _refuse(self, job: Job, crowds: bool) -> Filter:
         """`crowds`: a short job may join others on a busy GPU."""
         rules, sizes, promise = self._rules, self._sizes, self._promise
-        need_mib, left_s, activity = sizes.of(job)
+        _, left_s, activity = sizes.of(job)
         now = self._view.now
-        lasts_s = left(job, now).known_s if rules.has_bound else left_s
-        outlasts = promise is not None and (self._settles or now + lasts_s > promise.at)
+        outlasts = promise is not None and now + left(job, now).known_s > promise.at
 
         def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
             if promise and outlasts and gpu.id in promise.gpus:
@@ -228,9 +207,6 @@ class Plan:
                 return Reason("held_for", in_s, unit="s", detail=f"job {promise.job}")
             if not gpu.residents:
                 return None
-            large = wanted.estimate is None and need_mib > gpu.free_mib
-            if large and (risk := rules.risk(wanted, gpu)):
-                return risk
             load = sizes.load(gpu)
             if load < rules.busy or load + activity <= rules.most:
                 return None

@@ -28,14 +28,10 @@ class Sizes:
         self._view = view
         shows = (gpu for gpu in view.gpus if gpu.residents and not (gpu.settling and gpu.early))
         self._measured: Mapping[GpuId, GpuView] = {gpu.id: gpu for gpu in shows}
-        # A stranger may need as much as the largest job that has been seen here.
-        self._largest_mib = views.largest_mib(view) or max(
-            (gpu.gpu.memory_mib for gpu in view.gpus), default=0
-        )
 
     def of(self, job: Job) -> tuple[float, float, float]:
-        """The memory that it needs, what is left of it, and its activity."""
-        return views.need_mib(job) or self._largest_mib, self.left_s(job), self.activity(job)
+        """The memory that it needs (0: unknown), what is left of it, and its activity."""
+        return views.need_mib(job), self.left_s(job), self.activity(job)
 
     def left_s(self, job: Job) -> float:
         return left_s(job, self._view.now)

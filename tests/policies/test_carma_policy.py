@@ -56,10 +56,10 @@ def test_the_least_service_goes_first():
     assert line(*jobs) == [3, 1, 2]  # 800, 900 and 1200 GPU-seconds
 
 
-def test_nothing_submitted_later_than_ten_times_its_service_overtakes_a_job():
+def test_nothing_submitted_later_than_twice_its_service_overtakes_a_job():
     long = waits(1, 1, wants=2, submitted_at=0.0)
-    in_time = waits(2, 1 / 60, submitted_at=19 * HOUR)
-    too_late = waits(3, 1 / 60, submitted_at=20 * HOUR)
+    in_time = waits(2, 1 / 60, submitted_at=3.9 * HOUR)
+    too_late = waits(3, 1 / 60, submitted_at=4 * HOUR)
     assert POLICY.order(in_time) < POLICY.order(long) < POLICY.order(too_late)
 
 
@@ -75,7 +75,7 @@ def test_a_suspended_job_is_where_what_is_left_of_it_puts_it():
     gone = Suspension(9 * HOUR, "for job 1", ("GPU-0",), "A100", "local", 4_000, 4_000)
     job = runs(9, 10, 0)
     job = changed(job, state=JobState.SUSPENDED, submitted_at=0.0, suspension=gone)
-    assert POLICY.order(job) == 10 * 2.25 * HOUR  # a quarter of 9 h: more than one hour
+    assert POLICY.order(job) == 2 * 2.25 * HOUR  # a quarter of 9 h: more than one hour
 
 
 # -- place
@@ -218,6 +218,31 @@ def test_the_first_four_that_wait_are_told_why_and_no_others():
     assert sorted(plan) == [1, 2, 3, 4]
 
 
+# -- overdue
+
+
+def at(now, queue, residents=(), **looks):
+    views = gpu_views([a_gpu(0)], residents, half_free, at=now, **looks)
+    return placements(POLICY, a_view(views, queue, Settings(), now))
+
+
+@pytest.mark.parametrize(("hours", "due_s"), [(1, 2 * HOUR), (None, Limits().overtaken_s)])
+def test_a_job_that_has_waited_for_twice_its_time_or_is_a_guess_goes_first(hours, due_s):
+    old = waits(1, 1, submitted_at=0.0, **({} if hours else {"expected_s": None}))
+    for now, first in ((due_s - 1, 2), (due_s, 1)):
+        assert where(at(now, [waits(2, 1 / 60, submitted_at=now), old]))[first] == (0,)
+
+
+def test_a_gpu_is_kept_for_it():
+    """Else light jobs would keep it busy for ever."""
+    light = waits(2, 50, **profiled(0.1))
+    for now, kept in ((5 * HOUR, False), (6 * HOUR, True)):
+        plan = at(
+            now, [light, waits(1, 3, submitted_at=0.0)], [runs(9, 8, 0)], gpu0={"score": BUSY}
+        )
+        assert (refused(plan[2]) == {0: ["held_for"]}) == kept
+
+
 # -- suspend
 
 SUSPENDS = Settings(
@@ -282,7 +307,7 @@ def test_nor_for_a_job_that_is_not_much_shorter():
 def test_nor_if_the_job_would_go_first_again():
     """What has waited for so long is behind nobody who came so much later."""
     old = there(9, 10, 0, submitted_at=0.0, started_at=100 * HOUR)
-    for came, gone in ((89, [9]), (91, [])):
+    for came, gone in ((17, [9]), (19, [])):
         late = too_large(1, submitted_at=came * HOUR)
         assert suspending([late], [old], now=100 * HOUR)[0] == gone
 
@@ -362,20 +387,13 @@ def test_strangers_block_nobody():
     assert where(planned([large, small], [runs(9, 10, 0, expected_s=None)])) == {1: (), 2: (0,)}
 
 
-@pytest.mark.parametrize(("seen_mib", "gpus"), [(19_000, (0,)), (21_000, ())])
-def test_a_stranger_that_may_be_too_large_joins_nobody_where_magm_would_not(seen_mib, gpus):
-    """As large as the largest job that was seen. The GPU has 20,000 MiB, and bursts of load."""
-    resident = runs(9, 10, 0, usage=Usage(peak_mib=seen_mib))
+def test_a_stranger_joins_where_min_free_mib_is_free_however_busy_the_gpu_was():
+    """Where it waited for less load, jobs of 9 s waited for 20 h on A-SRPT's traces."""
+    resident = runs(9, 10, 0, usage=Usage(peak_mib=30_000))
     bursts = {"score": replace(BUSY, sm_mean=0.3)}
-    assert where(planned([stranger()], [resident], gpu0=bursts)) == {1: gpus}
-    assert where(planned([stranger()], [resident])) == {1: (0,)}
-
-
-def test_where_nobody_was_seen_it_is_as_large_as_a_gpu():
-    bursts = {"score": replace(BUSY, sm_mean=0.3)}
-    plan = planned([stranger()], [runs(9, 10, 0)], gpu0=bursts)
-    assert refused(plan[1]) == {0: ["risk"]}
-    assert where(planned([stranger()], [runs(9, 10, 0)], gpus=2, gpu0=bursts)) == {1: (1,)}
+    for free_mib, gpus in ((2_100, (0,)), (2_000, ())):
+        looks = {**bursts, "free_mib": free_mib}
+        assert where(planned([stranger()], [resident], gpu0=looks)) == {1: gpus}
 
 
 def test_what_an_earlier_run_needed_is_known():
