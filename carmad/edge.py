@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -26,7 +26,7 @@ class System:
     """What a policy's paper has besides the policy. Who names the policy sets `settings`, by their
     full names, unless they are set otherwise; `carma doctor` says what else is missing."""
 
-    settings: Mapping[str, bool | float | str]
+    settings: Mapping[str, bool | float | str] = field(default_factory=dict)
     model: str = ""  # the trained model that the predictor among them needs
     of_jobs: tuple[Known, ...] = ()  # what the policy has to know of each job
 

@@ -149,7 +149,8 @@ def _system(settings: Settings, scene: Scene, models: Models) -> Iterator[CheckO
     if "profiling.gpus" in system.settings:
         gpus = len(scene.view.gpus)
         found.append(f"so that {settings.profiling.reserved(gpus)} of {gpus} GPUs profile new jobs")
-    yield verdict("system", True, f"for {policy}, {', '.join(found)}")
+    if found:
+        yield verdict("system", True, f"for {policy}, {', '.join(found)}")
     is_used = system.model and settings.predictor == system.settings.get("predictor")
     if is_used and not models.has(system.model):
         said = (each for each in models.last_words if each.startswith(f"{system.model}: "))

@@ -88,9 +88,9 @@ def page() -> str:
     ]
     systems = registry.systems()
     for policy in sorted(registry.own_names("systems")):
-        brought = systems[policy].settings
-        sets = ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in brought.items())
-        out.append(f"| `{policy}` | {sets} |")
+        brought = systems[policy].settings.items()
+        if sets := ", ".join(f"`{name} = {json.dumps(value)}`" for name, value in brought):
+            out.append(f"| `{policy}` | {sets} |")
     for section in dict.fromkeys(setting.section for setting in every):
         kind = dict(_sections()).get(section)
         title = f"`[{section}]`" if section else "At the top"

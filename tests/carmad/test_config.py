@@ -138,9 +138,8 @@ def test_a_policy_brings_its_system(path: Path) -> None:
     asrpt = load(None, {"CARMA_POLICY": "asrpt"})
     assert asrpt.predictor == "forest" and registry.bare_policy(asrpt).reserve
     assert load(None, {"CARMA_POLICY": "castor"}).profiling.gpus == "auto"
-    assert load(None, {"CARMA_POLICY": "cuckoo"}).profiling.gpus == "auto"
     assert load(None, {"CARMA_POLICY": "tiresias"}).limits.preemption is True
-    for name in ("magm", "lug", "rr", "carma"):
+    for name in ("magm", "lug", "rr", "cuckoo", "carma"):
         assert load(None, {"CARMA_POLICY": name}) == Settings(policy=name)
 
 
