@@ -827,6 +827,29 @@ class UtilizedServer(FakeServer):
         return replace(super().reading(gpu, at), utilization=self.sm_active[gpu.id])
 
 
+def test_a_job_whose_memory_is_known_need_not_wait_until_the_gpu_has_settled():
+    """In a core: it joins as soon as under any policy, not after `monitor.window_s`."""
+    server = UtilizedServer(gpus=1, settings=Settings(), policy=Lucid())
+    server.tell(Trained(server.now, (("packing", TREE),)))
+
+    def starts():
+        id = server.submit(expected_s=1000.0)
+        server.pass_time(1)
+        server.run_kernel(id)
+        server.sm_active[server.gpus[0].id] = 0.2
+        return id
+
+    first = starts()
+    server.pass_time(300)
+    server.exit(first)  # it leaves its profile to the next ones
+    starts()
+    third = server.submit(expected_s=1000.0)
+    server.pass_time(3)
+    assert server.job(third).gpus == ()
+    server.pass_time(7)
+    assert server.job(third).gpus == (server.gpus[0].id,)
+
+
 def test_a_pair_that_changes_is_parted_and_stays_parted():
     """In a core: three runs of a program that is calm in its first run and busy later."""
     server = UtilizedServer(gpus=1, settings=PREEMPTING, policy=Lucid())
