@@ -13,7 +13,9 @@ import pytest
 
 pytest.importorskip("interpret", reason="needs carma-gpu[policies]")
 
-from carma_simulator.experiment import Load, Task, Trace
+from carma_simulator.experiment import Attempt, JobOutcome, Load, Task, Trace
+from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
+from carmad.core.jobs.states import JobState
 from lab.data import DATA
 from lab.lucid import authors, runs, weeks
 from lab.lucid.consolidate import pick
@@ -74,9 +76,27 @@ def test_consolidated_policies_wait_for_a_node(
 def test_each_run_is_there_once_and_the_papers_are_first() -> None:
     found = weeks.cases()
     assert len({weeks._key(case) for case in found}) == len(found)
-    assert [case.what for case in found[:5]] == [*weeks.UNDRAWN, "lucid"]
-    assert {case.gpus for case in found if case.table == weeks.WHOLE} == {"108x8xRTX3090-24GB"}
-    assert all(case.consolidated == (case.table == weeks.CONSOLIDATED) for case in found)
+    assert [case.what for case in found[:9]] == ["lucid"] * 5 + [*weeks.UNDRAWN]
+    assert {case.trace for case in found if case.table == weeks.CAUSES} == {found[0].trace}
+
+
+def test_packed_jobs_are_those_that_met_on_a_gpu() -> None:
+    def job(id: int, *attempts: tuple[str, float, float]) -> JobOutcome:
+        task = Task(name=f"t{id}", submit_s=0.0, duration_s=9.0)
+        stays = tuple(
+            Attempt((GpuId(gpu),), Mode.STREAMS, begin, begin, end, Cause.SUCCESS)
+            for gpu, begin, end in attempts
+        )
+        return JobOutcome(JobId(id), task, JobState.SUCCEEDED, stays, 9.0, 9.0)
+
+    jobs = [
+        job(1, ("a", 0.0, 10.0)),
+        job(2, ("a", 10.0, 20.0)),  # comes when the first has ended
+        job(3, ("b", 0.0, 5.0), ("a", 15.0, 30.0)),
+        job(4, ("c", 0.0, 50.0)),
+        job(5, ("c", 20.0, 30.0)),
+    ]
+    assert runs.packed(jobs) == {2, 3, 4, 5}
 
 
 def result(case: runs.Case, jct: float) -> runs.Result:
@@ -97,8 +117,10 @@ def test_quotients_are_of_the_same_draw() -> None:
     results = [result(case, hours(case)) for case in cases]
     found = {each.claim.what: each.values for each in weeks.against_paper(Runs(results))}
     assert found["JCT, tiresias : lucid"] == pytest.approx([8 / 1, 8 / 2, 8 / 3, 8 / 4, 8 / 5])
-    assert found["queue, without binder : whole"] == pytest.approx([4 / 1, 5 / 2, 6 / 3])
-    assert found["queue, qssf : without sharing"] == pytest.approx([8 / 4, 8 / 5, 8 / 6])
+    assert found["queue, without binder : whole"] == pytest.approx(
+        [4 / 1, 5 / 2, 6 / 3, 7 / 4, 8 / 5]
+    )
+    assert found["queue, qssf : without sharing"] == pytest.approx([8 / n for n in range(4, 9)])
     assert found["JCT, horus : lucid"] == pytest.approx([1.0] * 5)
     assert "profiling queue, by arrival : space-aware" not in found  # cut
 
@@ -116,21 +138,20 @@ def test_results_that_are_kept_are_not_computed_again(
     assert "Nothing." in made.page({})
     log.write_text(json.dumps(asdict(kept[0])))
     page = weeks.measure(budget_s=0.0, kept=str(log)).page({})
-    assert "- 520 lucid week 2017-10-01 4 median\n" in page
+    assert "- 344 lucid week 2017-10-01 4 median\n" in page
 
 
 THEIR_SIMULATOR = """
 import csv, pathlib, sys
 told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 rows = list(csv.DictReader(open("data/Philly/cluster_full_log.csv")))
-out = pathlib.Path(told["-l"], told["-e"], "all", f"{told['-s']}_{told['-p']}_all_log.csv")
+out = pathlib.Path(told["-l"], told["-e"], "all", f"{told['-s']}_consolidate_all_log.csv")
 out.parent.mkdir(parents=True)
 with out.open("w") as file:
     written = csv.DictWriter(file, ["job_id", "jct", "queue"])
     written.writeheader()
     for row in rows:
         written.writerow({"job_id": row["job_id"], "jct": row["duration"], "queue": 0})
-sys.exit(1)  # as theirs does when jobs may be scattered
 """
 
 
@@ -150,7 +171,7 @@ def test_their_simulator_is_given_our_jobs_in_whole_seconds(tmp_path: Path) -> N
         ("ResNet18", "1", "CIFAR-10"),
         ("BERT", "0", "SQuAD"),
     ]
-    ended = authors.simulate(tmp_path, "fifo", "random", sys.executable)
+    ended = authors.simulate(tmp_path, "fifo", sys.executable)
     assert [row["jct"] for row in ended] == ["1", "100"]
 
 
@@ -164,12 +185,24 @@ def test_predictions_are_judged_where_the_log_is_there(tmp_path: Path) -> None:
     assert (found.known, found.r2) == (2, pytest.approx(1 - 8 / 18))
 
 
+def test_a_line_is_added_behind_each_of_theirs_or_it_ends(tmp_path: Path) -> None:
+    for path in ("policy/lucid.py", "policy/policy.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        lines = [line for where, line, _ in authors.HASTENED if where == path]
+        (tmp_path / path).write_text("".join(lines))
+    authors.hasten(tmp_path)
+    assert "\n        if self.time % 3600:\n" in (tmp_path / "policy/policy.py").read_text()
+    (tmp_path / "policy/policy.py").write_text("")
+    with pytest.raises(SystemExit):
+        authors.hasten(tmp_path)
+
+
 def test_the_page_has_both_sides() -> None:
     found = [
-        authors.Run(0, policy, whose, 3, hours, hours / 2)
-        for hours, whose in enumerate((authors.THEIRS, authors.OURS, authors.CONSOLIDATED), 1)
+        authors.Run(policy, whose, 3, hours, hours / 2)
+        for hours, whose in enumerate((authors.THEIRS, authors.OURS), 1)
         for policy in authors.POLICIES
     ]
     page = authors.report(found, authors.Predictions(3, 1, 0, None)).page({})
-    assert f"| 0      | sjf      | {'1.00':>13} |" in page
+    assert "| sjf      |          1.00 |        2.00 |            0.50 |          1.00 |" in page
     assert "not in this clone" in page
