@@ -62,13 +62,8 @@ class Peers:
         left = [each for each in self.partners if each is not partner]
         if len(left) == len(self.partners):
             return False
-        self.partners, its = left, partner.its
-        allowed_most = (
-            OUTLASTS * its.priority == self.bar
-            or partner.free_mib == self.free_mib
-            or its.utilization == self.utilization
-        )
-        if left and allowed_most:
+        self.partners = left
+        if left:
             self._measure()
         return True
 

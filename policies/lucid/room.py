@@ -9,6 +9,7 @@ from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
 from policies.rules import Filter
 
 ANYBODY = Demand(1, alone=True, mps_uid=None, estimate=None, retry=None)
+RESERVED = {"reservation", "reservation_notice", "reservation_ahead"}  # for somebody
 
 
 class Room:
@@ -67,7 +68,9 @@ def _idle_on(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> t
     return tuple(
         gpu
         for gpu in node.gpus
-        if not gpu.residents and counts(gpu) and not refusals(ANYBODY, gpu, view)
+        if not gpu.residents
+        and counts(gpu)
+        and all(each.code in RESERVED for each in refusals(ANYBODY, gpu, view))
     )
 
 

@@ -15,6 +15,7 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Trained
+from carmad.core.rules.limits import Reservation, slots
 from carmad.learning.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
 from carmad.store import codec
@@ -455,6 +456,15 @@ def test_gpus_that_somebody_else_uses_are_not_idle():
     made = plan(1, [job()], gpu0={"external_mib": 501})
     assert where(made) == {1: ()}
     assert codes(refused(made)) == ["external"]
+
+
+def test_who_has_reserved_a_gpu_may_use_it_idle_or_beside_another_job():
+    booked = Reservation(1, (a_gpu(0).id,), ("ada",), (NOW - 1,), 100.0, "root")
+    looks = {"reserved": slots([booked], a_gpu(0).id, NOW)}
+    line = [job(1, user="grace", uid=1001), job(2)]
+    for residents in ([], [running(7, 0)]):
+        view = replace(view_of(1, line, residents, gpu0=looks), reserved=True)
+        assert where(Lucid().plan(view)) == {1: (), 2: (0,)}
 
 
 def test_where_a_job_ran_out_of_memory_it_is_not_put_again():
