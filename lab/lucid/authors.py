@@ -1,7 +1,7 @@
-"""The simulator of Lucid's authors beside ours, on Philly's whole week.
+"""The simulator of Lucid's authors beside ours, on the same samples of Philly's week.
 
-`--clone` is a clone of https://github.com/S-Lab-System-Group/Lucid. Theirs runs in a copy to which
-the jobs are added in its own format; `--python` runs it, and needs pandas.
+`--clone` is a clone of https://github.com/S-Lab-System-Group/Lucid. Theirs runs as it is, in a copy
+to which the jobs are added in its own format; `--python` runs it, and needs pandas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from importlib.util import find_spec
 from itertools import chain
@@ -20,18 +20,24 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import Report, columns
+from benchmarks.harness import Report, columns, markdown_table
 from carma_simulator.experiment import Task
+from carmad.config import Profiling
 from lab.data import DATA
 from lab.lucid import runs
-from lab.lucid.runs import HOUR, PREEMPTION_S, Case, Given, Known, settings
-from lab.lucid.weeks import GPUS, THEIR_PROFILER
-from lab.lucid.workload import ALONE, TEST, pairs, week
+from lab.lucid.runs import BUSY, HOUR, PREEMPTION_S, Case, Given, Known, cluster, settings
+from lab.lucid.workload import ALONE, TEST, pairs, sample
 from lab.main import main
 
 POLICIES = ("fifo", "sjf", "tiresias", "lucid")
+PLACERS = ("consolidate", "random")  # hard consolidation, and any idle GPUs
+SCATTERED = ("fifo", "sjf")  # which of theirs run with the second, too
+# Their profiler's for Philly: two nodes of eight GPUs, 80 s, and jobs of up to four GPUs.
+PROFILER_NODES = 2
+PROFILER = Profiling(run_s=80.0, gpus=16, largest=4)
 KNOWS: Mapping[str, Known] = {"sjf": "truth", "lucid": "truth"}
-THEIRS, OURS = "theirs", "ours"
+THEIRS, SCATTERING = "theirs", "theirs, scattering"
+OURS, CONSOLIDATED = "ours", "ours, consolidated"
 REPOSITORY = "https://github.com/S-Lab-System-Group/Lucid"
 CLONE = "../Lucid"
 FIRST = datetime.fromisoformat(TEST)
@@ -41,43 +47,21 @@ LOG = (
     "user", "vc", "job_id", "gpu_num", "state", "submit_time", "duration",
     "model", "dataset", "batchsize", "amp", "speed", "gpu_util", "gmem_util", "gmem",
 )  # fmt: skip
-# Theirs looks at each job in line every second, which takes hours with a thousand of them. What it
-# decides is the same if it only looks where something has changed, and keeps fewer samples.
-HASTENED = (
-    ("policy/lucid.py", "            new_job_num = 0\n", "            ended = self.end_job_num\n"),
-    (
-        "policy/lucid.py",
-        "            que_ls = self.que_list.copy()\n",
-        "            same = self.time and not new_job_num and ended == self.end_job_num and still\n"
-        "            que_ls = [] if same else que_ls\n"
-        "            running = len(self.run_list)\n",
-    ),
-    (
-        "policy/lucid.py",
-        '            """Echo Profiler Scaling"""\n',
-        "            still = running == len(self.run_list)\n",
-    ),
-    (
-        "policy/policy.py",
-        "    def seq_recorder(self):\n",
-        "        if self.time % 3600:\n            return\n",
-    ),
-)
 
 NOTES = f"""\
-Both simulate the same jobs, which draw their models as in `lab.lucid.weeks` (its first draw), on
-the same 344 GPUs; sjf and lucid know the durations. Two of Lucid's nodes only profile, for 80 s and
-jobs of up to 4 GPUs, as their simulator has it for Philly. A job of theirs begins at once, ours
-after 10 s; a preemption costs theirs 40 or 60 s, ours {PREEMPTION_S:.0f} s. Theirs has the labels
-that its authors gave by hand, and no guard on utilisation; beside BERT, ResNet-50, Transformer and
-NeuMF nobody slows down. Both consolidate: a job of up to 8 GPUs waits for them on one node, a
-larger one for whole nodes."""
+Both simulate the same jobs, which draw their models as in `lab.lucid`, on the same nodes; sjf and
+lucid know the durations. Lucid has two nodes more, which only profile, for 80 s and jobs of up to
+4 GPUs, as their simulator has it for Philly. A job of theirs begins at once, ours after 10 s; a
+preemption costs theirs 40 or 60 s, ours {PREEMPTION_S:.0f} s. Theirs consolidates: a job of up to
+8 GPUs waits for them on one node, a larger one for whole nodes. So does ours where it says so;
+`theirs, scattering` is their placer that takes any idle GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Means over jobs, in hours."""
 
+    sample: int
     policy: str
     whose: str
     jobs: int
@@ -85,52 +69,64 @@ class Run:
     queue: float
 
 
-def measure(clone: str = CLONE, python: str = sys.executable) -> Report:
+def measure(clone: str = CLONE, samples: int = 4, python: str = sys.executable) -> Report:
     simulation = Path(clone) / "simulation"
     if not (simulation / "simulator.py").exists():
         sys.exit(f"no clone is at {clone}: git clone {REPOSITORY} {clone}")
     found = []
     with TemporaryDirectory() as directory:
         runs._take(Given({}, pairs(Path(directory))))
-        for one in chain(_theirs(simulation, Path(directory), python), _ours()):
-            print(one, file=sys.stderr)
-            found.append(one)
+        for number in range(samples):
+            for one in chain(_theirs(simulation, Path(directory), number, python), _ours(number)):
+                print(one, file=sys.stderr)
+                found.append(one)
     return report(found, predictions(simulation))
 
 
 # -- ours
 
 
-def _ours() -> Iterator[Run]:
+def _ours(number: int) -> Iterator[Run]:
     for policy in POLICIES:
-        made, knows = settings(policy, THEIR_PROFILER), KNOWS.get(policy, "nothing")
-        case = Case("", policy, f"week {TEST} 0 median", GPUS, made, knows, consolidated=True)
-        result = runs.run(case)
-        yield Run(policy, OURS, result.finished, result.jct, result.queue)
+        made = settings(policy, PROFILER) if policy == "lucid" else settings(policy)
+        case = Case(
+            "",
+            policy,
+            f"philly {TEST} {number} median",
+            _gpus(policy, number),
+            made,
+            KNOWS.get(policy, "nothing"),
+        )
+        for whose, its in ((OURS, case), (CONSOLIDATED, replace(case, consolidated=True))):
+            result = runs.run(its)
+            yield Run(number, policy, whose, result.finished, result.jct, result.queue)
+
+
+def _nodes(policy: str, number: int) -> int:
+    return int(cluster(number, BUSY).partition("x")[0]) + PROFILER_NODES * (policy == "lucid")
+
+
+def _gpus(policy: str, number: int) -> str:
+    return f"{_nodes(policy, number)}x{cluster(number, BUSY).partition('x')[2]}"
 
 
 # -- theirs
 
 
-def _theirs(simulation: Path, directory: Path, python: str) -> Iterator[Run]:
-    tree = directory / "theirs"
+def _theirs(simulation: Path, directory: Path, number: int, python: str) -> Iterator[Run]:
+    tree = directory / f"theirs-{number}"
     shutil.copytree(simulation, tree)
-    hasten(tree)
-    add_trace(tree, week(TEST).tasks)
-    (tree / "data/Philly/vc_config.csv").write_text(f",num\nphilly,{GPUS.partition('x')[0]}\n")
+    add_trace(tree, sample(TEST, number).tasks)
     for policy in POLICIES:
-        rows = simulate(tree, policy, python)
-        jct, queue = (fmean(float(row[name]) / HOUR for row in rows) for name in ("jct", "queue"))
-        yield Run(policy, THEIRS, len(rows), jct, queue)
-
-
-def hasten(tree: Path) -> None:
-    """Add lines to their simulator, each behind one that is there once."""
-    for path, line, added in HASTENED:
-        text = (tree / path).read_text()
-        if text.count(line) != 1:
-            sys.exit(f"{path} of their simulator has changed")
-        (tree / path).write_text(text.replace(line, line + added))
+        (tree / "data/Philly/vc_config.csv").write_text(f",num\nphilly,{_nodes(policy, number)}\n")
+        for placer in PLACERS[: 1 + (policy in SCATTERED)]:
+            rows = simulate(tree, policy, placer, python)
+            jct, queue = (
+                fmean(float(row[name]) / HOUR for row in rows) for name in ("jct", "queue")
+            )
+            whose = THEIRS if placer == PLACERS[0] else SCATTERING
+            yield Run(number, policy, whose, len(rows), jct, queue)
+    shutil.rmtree(tree)
 
 
 def add_trace(tree: Path, tasks: Iterable[Task]) -> None:
@@ -160,18 +156,19 @@ def add_trace(tree: Path, tasks: Iterable[Task]) -> None:
         (tree / "tkinter/messagebox.py").write_text('NO = "no"\n')
 
 
-def simulate(tree: Path, policy: str, python: str) -> list[dict[str, str]]:
-    """What theirs logs of each job."""
-    log = f"log-{policy}"
+def simulate(tree: Path, policy: str, placer: str, python: str) -> list[dict[str, str]]:
+    """What theirs logs of each job. It may fail afterwards, where it looks for the results of
+    `consolidate` whichever the placer is."""
+    log = f"log-{policy}-{placer}"
     words = [python, "simulator.py", "-e", "Philly", "-t", "./data/Philly", "-l", log]
     ended = subprocess.run(
-        [*words, "-s", policy],
+        [*words, "-s", policy, "-p", placer],
         cwd=tree,
         env={**os.environ, "TZ": "UTC"},
         capture_output=True,
         text=True,
     )
-    found = tree / log / "Philly/all" / f"{policy}_consolidate_all_log.csv"
+    found = tree / log / "Philly/all" / f"{policy}_{placer}_all_log.csv"
     if not found.exists():
         sys.exit(f"their simulator failed:\n{ended.stderr[-2000:]}")
     return list(_rows(found))
@@ -221,27 +218,58 @@ def predictions(simulation: Path) -> Predictions:
 
 
 def report(found: Sequence[Run], venus: Predictions) -> Report:
-    sides = (THEIRS, OURS)
-    by_policy = {
-        policy: {one.whose: one for one in found if one.policy == policy} for policy in POLICIES
-    }
-    table = columns(
-        list(by_policy),
-        ("", "{}"),
-        *(
-            (f"{what} h, {whose}", lambda policy, f=figure, w=whose: f(by_policy[policy][w]))
-            for what, figure in (
-                ("JCT", lambda one: f"{one.jct:.2f}"),
-                ("queue", lambda one: f"{one.queue:.2f}"),
-            )
-            for whose in sides
-        ),
-    )
     return Report(
         "The simulator of Lucid's authors beside ours",
-        [NOTES, table, "## Venus", _describe(venus)],
+        [
+            NOTES,
+            _side_by_side(found),
+            "## How many times as long as under Lucid (JCT)",
+            _against_lucid(found),
+            "## Venus",
+            _describe(venus),
+        ],
         {"runs": found, "venus": venus},
     )
+
+
+def _side_by_side(found: Sequence[Run]) -> str:
+    alike: dict[tuple[int, str], dict[str, Run]] = {}
+    for one in found:
+        alike.setdefault((one.sample, one.policy), {})[one.whose] = one
+    sides = (THEIRS, CONSOLIDATED, OURS, SCATTERING)
+
+    def told(its: Mapping[str, Run], whose: str, figure: str) -> str:
+        return f"{getattr(its[whose], figure):.2f}" if whose in its else ""
+
+    rows = [
+        (
+            f"{number}",
+            policy,
+            *(told(its, whose, figure) for figure in ("jct", "queue") for whose in sides),
+        )
+        for (number, policy), its in alike.items()
+    ]
+    headings = [f"{what} h, {whose}" for what in ("JCT", "queue") for whose in sides]
+    return markdown_table(("sample", "", *headings), rows, range(2, 10))
+
+
+def _against_lucid(found: Sequence[Run]) -> str:
+    jct = {(one.sample, one.policy, one.whose): one.jct for one in found}
+    rows = [
+        (number, policy, *(jct[number, policy, w] / jct[number, "lucid", w] for w in _SIDES))
+        for number in sorted({one.sample for one in found})
+        for policy in POLICIES[:-1]
+    ]
+    return columns(
+        rows,
+        ("sample", "{0[0]}"),
+        ("", "{0[1]}"),
+        *((whose, f"{{0[{n}]:.2f}}") for n, whose in enumerate(_SIDES, 2)),
+        text=(0, 1),
+    )
+
+
+_SIDES = (THEIRS, CONSOLIDATED, OURS)
 
 
 def _describe(venus: Predictions) -> str:

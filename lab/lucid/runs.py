@@ -18,7 +18,7 @@ from carmad import registry
 from carmad.config import Limits, Profiling, Settings
 from carmad.core.jobs.attempt import GpuId, JobId
 from lab.lucid import packing
-from lab.lucid.consolidate import consolidate, consolidating
+from lab.lucid.consolidate import consolidate
 from lab.lucid.workload import (
     ASKED,
     BEFORE,
@@ -36,7 +36,7 @@ from lab.lucid.workload import (
 from lab.policies import simulate_with
 from lab.processes import in_processes
 from policies import baselines
-from policies.lucid import binder, traits
+from policies.lucid import binder, room, traits
 from policies.lucid import policy as planning
 
 POLICIES = ("fifo", "sjf", "qssf", "horus", "tiresias", "lucid")
@@ -87,7 +87,8 @@ class Case:
     interference: str = MEASURED
     thresholds: tuple[float, float] | None = None  # of another packing tree than the shipped one
     labelled: bool = False  # sharing scores are the labels that Lucid's authors gave by hand
-    consolidated: bool = False  # as in the simulator of Lucid's authors
+    scattered: bool = False  # Lucid takes GPUs on several nodes rather than wait
+    consolidated: bool = False  # others: as in the simulator of Lucid's authors
     first_queue: float = baselines.FIRST_QUEUE_GPU_S  # of tiresias
 
 
@@ -356,9 +357,10 @@ def run(case: Case) -> Result:
             stack.enter_context(mock.patch.object(module, name, value))
         if case.labelled:
             stack.enter_context(mock.patch.object(traits, "sharing_score", packing.labelled_score))
+        if case.scattered:  # no node ever has enough
+            stack.enter_context(mock.patch.object(room, "usable", lambda gpu, view: 0))
         if case.consolidated:
             made = consolidate(made)
-            stack.enter_context(consolidating())
         return _result(case, simulate_with(made, experiment))
 
 

@@ -29,7 +29,6 @@ from lab.lucid.page import FIGURES, PAPER
 from lab.lucid.runs import (
     KNOWS,
     MODELS,
-    NEVER,
     PHYSICS,
     POLICIES,
     Case,
@@ -65,9 +64,9 @@ and costs are those of `lab.lucid`; but Lucid's profiler has {PROFILER.gpus} of 
 the artifact. A draw says which model each job trains: it changes only policies that share."""
 CAUSES_TOLD = """\
 One thing at a time is not as ever, on the first draw. *Packed*: jobs that shared their GPUs for a
-while. *As in the authors' simulator*: true durations, their labels, no guard, hard consolidation,
-T_prof of 80 s for jobs of up to four GPUs, and GPUs that take the next job at once.
-`lab.lucid.authors` has their simulator itself on the same jobs."""
+while. *Scattered*: as until 2026-12-01, a job takes GPUs on more nodes rather than wait for one.
+*As in the authors' simulator*: true durations, their labels, no guard, T_prof of 80 s for jobs of
+up to four GPUs, and GPUs that take the next job at once."""
 PROFILING = f"""\
 Jobs of up to {PROFILER.largest} GPUs on a profiler of {PROFILER.gpus} GPUs, or {AMPLE}, each for
 {PROFILED_S:.0f} s or until its end."""
@@ -141,20 +140,22 @@ def _drawn(seed: int) -> Iterator[Case]:
 def _causes() -> dict[str, dict[str, Any]]:
     made, unguarded = (settings("lucid", PROFILER, **its) for its in ({}, UNGUARDED))
     theirs = replace(unguarded, profiling=THEIR_PROFILER)
+    scattered = {"scattered": True}
     return {
+        "true durations": {"knows": "truth"},
         "as in the authors' simulator": {
             "knows": "truth",
             "labelled": True,
-            "consolidated": True,
             "settings": _at_once(theirs),
         },
-        "true durations": {"knows": "truth"},
-        "consolidated": {"consolidated": True},
-        "authors' labels, no guard": {"labelled": True, "settings": unguarded},
-        "no guard on utilisation": {"settings": unguarded},
-        "no settling": {"settings": _at_once(made)},
-        "no time-aware rule": {"outlasts": NEVER},
-        "nobody slows anybody down": {"interference": "none"},
+        "scattered": scattered,
+        "scattered, no guard on utilisation": {**scattered, "settings": unguarded},
+        "scattered, authors' labels, no guard": {
+            **scattered,
+            "labelled": True,
+            "settings": unguarded,
+        },
+        "scattered, no settling": {**scattered, "settings": _at_once(made)},
     }
 
 

@@ -71,7 +71,7 @@ class Turn:
         for job in line:
             wanted = self._view.demand(job, profiling=True)
             verdicts = self._verdicts(job, wanted, gpus)
-            if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
+            if not waiting and (taken := room.choose(wanted, self._view, self._fits)):
                 run_s = self._profiler.run_s
                 self._give(job, taken, verdicts, profile_s=run_s, evict=True)
                 self._take(room, taken)
@@ -228,7 +228,8 @@ class Lucid:
         new = sorted(filter(on.takes, view.queue), key=self._profiling_order) if on.own else []
         turn = Turn(view, on, self._binder(view, on.own))
         turn.profile(new)
-        turn.place(_without(view.queue, new))
+        ids = {job.id for job in new}
+        turn.place(job for job in view.queue if job.id not in ids)
         return (*evictions(view), *turn.plan, *next_change(view, self.settings))
 
     def _binder(self, view: View, reserved: frozenset[GpuId]) -> Binder | Reason:
@@ -245,11 +246,6 @@ class Lucid:
 
     def _profiling_order(self, job: Job) -> float:
         return job.spec.gpus if self.space_aware else job.submitted_at
-
-
-def _without(queue: Sequence[Job], new: Sequence[Job]) -> Sequence[Job]:
-    ids = {job.id for job in new}
-    return [job for job in queue if job.id not in ids] if ids else queue
 
 
 def lucid(settings: Settings, own: LucidSettings) -> Lucid:

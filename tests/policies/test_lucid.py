@@ -447,9 +447,26 @@ def test_a_job_on_the_profiler_s_gpus_leaves_the_rest_of_the_room():
     assert len(where(plan([2, 6], line, settings=settings))[2]) == 1
 
 
+def test_a_job_that_fits_on_a_node_waits_for_one():
+    """Algorithm 2 consolidates. Scattered, it would also be joined by nobody (rule 5)."""
+    residents = [running(7, 0, utilization=JUMBO), running(8, 2, utilization=JUMBO)]
+    line = [job(1, wants=2, utilization=JUMBO), job(2, utilization=JUMBO)]
+    assert where(plan([2, 2], line, residents)) == {1: (), 2: (1,)}
+    assert where(plan([2, 2], line, residents[:1])) == {1: (2, 3), 2: (1,)}
+
+
 def test_a_large_job_takes_as_few_nodes_as_can_be():
     made = plan([1, 3, 2], [job(wants=5)])
     assert where(made) == {1: (1, 2, 3, 4, 5)}
+    busy = [running(7, 3, utilization=JUMBO)]
+    assert where(plan([2, 2, 2], [job(wants=3, utilization=JUMBO)], busy)) == {1: (0, 1, 4)}
+    busy += [running(8, 1, utilization=JUMBO), running(9, 5, utilization=JUMBO)]
+    assert where(plan([2, 2, 2], [job(wants=3, utilization=JUMBO)], busy)) == {1: ()}
+
+
+def test_nobody_waits_for_gpus_that_are_out_of_use():
+    out = {"drained": "maintenance"}
+    assert where(plan([2, 2], [job(wants=2)], gpu0=out, gpu2=out)) == {1: (1, 3)}
 
 
 def test_gpus_that_somebody_else_uses_are_not_idle():
@@ -806,8 +823,9 @@ def test_of_a_line_behind_full_gpus_nothing_is_missed():
                 assert set(placement.gpus) <= {v.gpu for v in free}
             elif wanted == 1:
                 assert not free
-            else:
-                assert sum(v.rank == 1.0 for v in free) < wanted
+            else:  # its two GPUs have to be on one of the nodes
+                first = sum(v.gpu in {a_gpu(n).id for n in range(3)} for v in free if v.rank)
+                assert max(first, sum(v.rank == 1.0 for v in free) - first) < wanted
 
 
 # -- ablations
