@@ -121,7 +121,7 @@ class Turn:
         """Place the job on idle GPUs, and profile it there if it has no profile."""
         main = self._apart(job) == self._profiler.own
         idle_gpus = room if main else idle_but(NOTHING, self._view)
-        if job.spec.gpus > idle_gpus.free:
+        if job.spec.gpus > idle_gpus.most(job.spec.gpus):
             return False
         knobs = self._view.settings.profiling
         new = job.profile is None and job.spec.gpus <= knobs.largest
@@ -135,7 +135,7 @@ class Turn:
         return True
 
     def _wait(self, job: Job, room: Room) -> None:
-        reasons = [Reason("no_room", job.spec.gpus, room.free, "GPUs")]
+        reasons = [Reason("no_room", job.spec.gpus, room.most(job.spec.gpus), "GPUs")]
         if isinstance(self._binder, Reason):
             reasons.append(self._binder)
         verdicts = self._main_verdicts(job, self._view.demand(job))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from math import ceil
-from typing import NamedTuple
 
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
 from policies.profiling import usable
@@ -15,11 +14,7 @@ ANYBODY = Demand(1, alone=True, mps_uid=None, estimate=None, retry=None)
 RESERVED = {"reservation", "reservation_notice", "reservation_ahead"}  # for somebody
 
 
-class Part(NamedTuple):
-    """Some GPUs of a node."""
-
-    idle: tuple[GpuView, ...]
-    usable: int
+Part = tuple[tuple[GpuView, ...], int]  # idle GPUs of a node, and the number usable
 
 
 class Room:
@@ -27,8 +22,8 @@ class Room:
 
     def __init__(self, parts: Iterable[Part]) -> None:
         parts = tuple(parts)
-        self._nodes = [list(part.idle) for part in parts if part.idle]
-        self._widest = max((part.usable for part in parts), default=0) or 1
+        self._nodes = [list(idle) for idle, _ in parts if idle]
+        self._widest = max((count for _, count in parts), default=0) or 1
         self.free = sum(map(len, self._nodes))
 
     def choose(self, wanted: Demand, view: View, fits: Filter) -> tuple[GpuView, ...]:
@@ -38,12 +33,14 @@ class Room:
         for node in sorted(self._nodes, key=len):
             if len(node) >= wanted.gpus and (gpus := _first(wanted, node, view, fits)):
                 return gpus
-        if wanted.gpus <= self._widest:
-            return ()
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
         gpus = _first(wanted, chain.from_iterable(fullest_first), view, fits)
         nodes = {gpu.gpu.node for gpu in gpus}
         return gpus if len(nodes) <= ceil(wanted.gpus / self._widest) else ()
+
+    def most(self, gpus: int) -> int:
+        """Idle GPUs on as many nodes as a job of so many GPUs may have."""
+        return sum(sorted(map(len, self._nodes))[-ceil(gpus / self._widest) :])
 
     def without(self, gpus: Collection[GpuView]) -> None:
         """Remove GPUs that were given to a job."""
@@ -79,7 +76,7 @@ def _part_of(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> P
         for gpu in gpus
         if not gpu.residents and all(each.code in RESERVED for each in refusals(ANYBODY, gpu, view))
     )
-    return Part(tuple(idle), sum(usable(gpu, view) for gpu in gpus))
+    return tuple(idle), sum(usable(gpu, view) for gpu in gpus)
 
 
 def refusals(wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:

@@ -451,7 +451,9 @@ def test_a_job_that_fits_on_a_node_waits_for_one():
     """Algorithm 2 consolidates. Scattered, it would also be joined by nobody (rule 5)."""
     residents = [running(7, 0, utilization=JUMBO), running(8, 2, utilization=JUMBO)]
     line = [job(1, wants=2, utilization=JUMBO), job(2, utilization=JUMBO)]
-    assert where(plan([2, 2], line, residents)) == {1: (), 2: (1,)}
+    made = plan([2, 2], line, residents)
+    assert where(made) == {1: (), 2: (1,)}
+    assert placements(made)[0].reasons == (Reason("no_room", 2, 1, "GPUs"),)
     assert where(plan([2, 2], line, residents[:1])) == {1: (2, 3), 2: (1,)}
 
 
