@@ -6,6 +6,7 @@ Quotients rest on Philly's whole week (`lab.lucid.weeks`) where it was run, else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from lab.claims import Bound, Claim, Values
@@ -35,6 +36,14 @@ QUOTIENTS = (
 BOUNDS = {"queue, qssf : without sharing": Bound.AT_LEAST}  # "over 2.0"
 SCORES = "the tree, neither network seen"
 WEEK = "Philly's whole week on 344 GPUs"
+TENTHS = "five tenths of a Philly week, on as many GPUs as give Lucid the paper's queue"
+# What the causes are told by.
+COMPARED = (
+    *((weeks.WEEK, what) for what in (*weeks.UNDRAWN, "lucid", *dict(weeks.PARTS))),
+    *((weeks.WEEK, f"lucid, {busy}") for busy in ("low", "high")),
+    *((weeks.CAUSES, what) for what in ("true durations", "as in the authors' simulator")),
+    *product(("profiler", weeks.AMPLY), (weeks.BY_ARRIVAL, weeks.SPACE_AWARE)),
+)
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
@@ -57,7 +66,7 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             papers[what],
             whole.get(what, tenths[what]),
             "×",
-            causes[what],
+            causes.get(what, TENTHS),
             1.0,
             BOUNDS.get(what, Bound.NONE),
             under={} if what in whole else under,  # the week: by the measured pairs only
@@ -96,7 +105,10 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
 
 
 def find_causes(found: Runs, authors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Why each quotient is what it is, by what was run. `authors`: the runs of their simulator."""
+    """Why each quotient is what it is, by what was run; nothing if too little was. `authors`: the
+    runs of their simulator."""
+    if not all(row in found.rows for row in COMPARED):
+        return {}
     jct = {(one["sample"], one["policy"]): one["jct"] for one in authors if one["whose"] == THEIRS}
 
     def theirs(policy: str) -> str:

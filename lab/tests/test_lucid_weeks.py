@@ -18,6 +18,7 @@ from carmad.core.jobs.attempt import Cause, GpuId, JobId, Mode
 from carmad.core.jobs.states import JobState
 from lab.data import DATA
 from lab.lucid import authors, runs, weeks
+from lab.lucid.claims import QUOTIENTS, find_causes
 from lab.lucid.consolidate import pick
 from lab.lucid.findings import Runs
 
@@ -123,6 +124,16 @@ def test_quotients_are_of_the_same_draw() -> None:
     assert found["queue, qssf : without sharing"] == pytest.approx([8 / n for n in range(4, 9)])
     assert found["JCT, horus : lucid"] == pytest.approx([1.0] * 5)
     assert "profiling queue, by arrival : space-aware" not in found  # cut
+
+
+def test_each_quotient_has_a_cause_once_enough_was_run() -> None:
+    results = [result(case, 2.0) for case in weeks.cases()]
+    authors_runs = [
+        {"sample": 0, "policy": policy, "whose": authors.THEIRS, "jct": 2.0}
+        for policy in authors.POLICIES
+    ]
+    assert set(find_causes(Runs(results), authors_runs)) == set(QUOTIENTS)
+    assert find_causes(Runs(results[:5]), authors_runs) == {}
 
 
 @public
