@@ -1,20 +1,20 @@
 """The Lucid paper's main claims: tables 4 and 5, figure 11, and its models.
 
-Quotients rest on Philly's whole week (`lab.lucid.weeks`) where it was run, else on the five tenths.
+Quotients rest on Philly's whole week (`lab.lucid.weeks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from lab.claims import Bound, Claim, Values
 from lab.lucid import weeks
 from lab.lucid.authors import THEIRS
-from lab.lucid.findings import Finding, Runs
+from lab.lucid.findings import Runs
 from lab.lucid.page import ablations, against_lucid
-from lab.lucid.runs import OTHERWISE, Result
+from lab.lucid.runs import Result
 from lab.lucid.sensitivity_page import by_load, by_thresholds, space_aware
 
 # The claims that are quotients: how many times as long without Lucid, or one of its parts.
@@ -36,7 +36,7 @@ QUOTIENTS = (
 BOUNDS = {"queue, qssf : without sharing": Bound.AT_LEAST}  # "over 2.0"
 SCORES = "the tree, neither network seen"
 WEEK = "Philly's whole week on 344 GPUs"
-TENTHS = "five tenths of a Philly week, on as many GPUs as give Lucid the paper's queue"
+LEFT_OUT = f"{WEEK}: too little of it has been run since Lucid consolidates (`lab.lucid.weeks`)"
 # What the causes are told by.
 COMPARED = (
     *((weeks.WEEK, what) for what in (*weeks.UNDRAWN, "lucid", *dict(weeks.PARTS))),
@@ -56,20 +56,16 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     )
     whole = {what: tuple(one["values"]) for what, one in read("lucid_weeks")["quotients"].items()}
     causes = find_causes(_runs(read("lucid_weeks")["runs"]), read("lucid_authors")["runs"])
-    others = {model: _values(against_lucid(runs, model)) for model in OTHERWISE}
     papers = {each.claim.what: each.claim.paper for each in found}
-    tenths = _values(found)
     for what in QUOTIENTS:
-        under = {model: its[what] for model, its in others.items() if what in its}
         yield Claim(
             what.replace(" : ", " to "),
             papers[what],
-            whole.get(what, tenths[what]),
+            whole.get(what, ()),
             "×",
-            causes.get(what, TENTHS),
+            causes.get(what, LEFT_OUT),
             1.0,
             BOUNDS.get(what, Bound.NONE),
-            under={} if what in whole else under,  # the week: by the measured pairs only
         )
     changes = tuple(
         100 * abs(value - 1) for its in by_thresholds(sensitivity) for value in its.values
@@ -164,7 +160,3 @@ def find_causes(found: Runs, authors: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 def _runs(rows: Sequence[Mapping[str, Any]]) -> Runs:
     return Runs([Result(**row) for row in rows])
-
-
-def _values(found: Iterable[Finding]) -> dict[str, Values]:
-    return {each.claim.what: each.values for each in found}
