@@ -113,11 +113,10 @@ def widest(gpus: frozenset[GpuId], view: View) -> int:
 def _own(view: View) -> frozenset[GpuId]:
     count = view.settings.profiling.reserved(len(view.node_of))
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
-    usable = (gpu.id for gpu in last_first if _usable(gpu, view))
-    return frozenset(islice(usable, count))
+    return frozenset(islice((gpu.id for gpu in last_first if usable(gpu, view)), count))
 
 
-def _usable(gpu: GpuView, view: View) -> bool:
+def usable(gpu: GpuView, view: View) -> bool:
     """Excludes faulty and drained GPUs, those that external processes use, and MIG instances, for
     which NVML reports no utilisation."""
     broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)

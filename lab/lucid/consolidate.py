@@ -4,20 +4,17 @@ prefer that, but take GPUs on more nodes rather than wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from math import ceil
 from typing import Any, TypeVar
-from unittest import mock
 
 from carmad.core.placing.view import Policy
-from carmad.plugin import Demand, GpuId, GpuView, Job, View
+from carmad.plugin import GpuId, Job, View
 from lab.preemptive import Occupied, Preemptive
-from policies.lucid import room
 from policies.ranked import Ranked
-from policies.rules import Filter, Fit
+from policies.rules import Fit
 
 PER_NODE = 8
 
@@ -67,7 +64,7 @@ class ConsolidatedPreemptive(Preemptive):
 
 
 def consolidate(policy: Policy) -> Policy:
-    """The same policy, but consolidating. Lucid's own consolidates within `consolidating`."""
+    """The same policy, but consolidating. Lucid's own always does."""
     if isinstance(policy, Preemptive):
         return ConsolidatedPreemptive(**{**_values(policy), "unshared": _ranked(policy.unshared)})
     return _ranked(policy) if isinstance(policy, Ranked) else policy
@@ -79,22 +76,3 @@ def _ranked(policy: Ranked) -> Consolidated:
 
 def _values(policy: Ranked | Preemptive) -> dict[str, Any]:
     return {each.name: getattr(policy, each.name) for each in fields(policy)}
-
-
-@contextmanager
-def consolidating() -> Iterator[None]:
-    """Within, Lucid's idle GPUs are consolidated, too."""
-    with mock.patch.object(room.Room, "choose", _choose):
-        yield
-
-
-def _choose(
-    self: room.Room, wanted: Demand, view: View, fits: Filter, spread: bool = True
-) -> tuple[GpuView, ...]:
-    least = min(wanted.gpus, wanted.gpus % PER_NODE or PER_NODE)
-    nodes = [
-        [gpu for gpu in node if not room.refusals(wanted, gpu, view) and not fits(wanted, gpu)]
-        for node in self._nodes
-        if len(node) >= least
-    ]
-    return pick(nodes, wanted.gpus)

@@ -124,8 +124,8 @@ CAUSES = f"""\
   restarts no job to profile it. The paper's has priorities; its p99.9 of 223 h is
   the longest of all.
 - Tiresias queues a third as long as in the paper although a preemption costs {PREEMPTION_S:.0f} s.
-  On whole weeks (`lab.lucid.weeks`) it queues even less, and in the simulator of Lucid's authors
-  (`lab.lucid.authors`) on these samples, too: it is the workload.
+  In the simulator of Lucid's authors (`lab.lucid.authors`) it does so on these samples, too: it is
+  the workload.
 - How busy the drawn jobs keep their GPUs is not printed in the paper (figure 12 (a)). The busier,
   the fewer pairs are affine. `lab.lucid.sensitivity` has busier and less busy jobs.
 - The artifact lets a job start on the main cluster at its submission though it is profiled first,

@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 from sklearn.tree import DecisionTreeClassifier
 
+from carmad import plugin
 from carmad.learning.models import Tree
 from lab.data import SEEDS, folds
 from lab.lucid import packing_tree
@@ -74,6 +75,19 @@ def _jobs(pair: Pair) -> tuple[Job, Job]:
 
 def authors_label(job: Job) -> str:
     return CLASSES[int(lucid_alone()[job]["label"])]
+
+
+def labelled_score(tree: Tree, job: plugin.Job, memory_mib: int) -> int | None:
+    """The authors' label of the configuration that has the job's profile, whatever the tree."""
+    profile = job.profile
+    if profile is None:
+        return None
+
+    def distance(row: Mapping[str, str]) -> float:
+        busy = 100 * (profile.mean("gpu_utilization") or 0.0) - float(row["gpu_util"])
+        return abs(busy) + abs(profile.peak_mib - float(row["gmem"]))
+
+    return int(min(lucid_alone().values(), key=distance)["label"])
 
 
 def rows(

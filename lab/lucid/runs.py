@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
@@ -16,9 +16,10 @@ from carma_simulator.experiment import Experiment, JobOutcome, Outcome, Physics,
 from carma_simulator.hardware import parse
 from carmad import registry
 from carmad.config import Limits, Profiling, Settings
+from carmad.core.jobs.attempt import GpuId, JobId
 from lab import baselines
 from lab.lucid import packing
-from lab.lucid.consolidate import consolidate, consolidating
+from lab.lucid.consolidate import consolidate
 from lab.lucid.workload import (
     ASKED,
     BEFORE,
@@ -35,7 +36,7 @@ from lab.lucid.workload import (
 )
 from lab.policies import simulate_with
 from lab.processes import in_processes
-from policies.lucid import binder
+from policies.lucid import binder, room, traits
 from policies.lucid import policy as planning
 
 POLICIES = ("fifo", "sjf", "qssf", "horus", "tiresias", "lucid")
@@ -85,7 +86,9 @@ class Case:
     outlasts: float = binder.OUTLASTS  # of the time-aware rule
     interference: str = MEASURED
     thresholds: tuple[float, float] | None = None  # of another packing tree than the shipped one
-    consolidated: bool = False  # as in the simulator of Lucid's authors
+    labelled: bool = False  # sharing scores are the labels that Lucid's authors gave by hand
+    scattered: bool = False  # Lucid takes GPUs on several nodes rather than wait
+    consolidated: bool = False  # others: as in the simulator of Lucid's authors
     first_queue: float = baselines.FIRST_QUEUE_GPU_S  # of tiresias
 
 
@@ -113,6 +116,7 @@ class Result:
     profiled: float  # share of all jobs that ended in their profiling run
     profiling_queue_s: float  # before it
     wall_s: float
+    packed: float = 0.0  # share of all jobs that shared their GPUs for a while
 
 
 def cases() -> list[Case]:
@@ -351,9 +355,12 @@ def run(case: Case) -> Result:
             (baselines, "FIRST_QUEUE_GPU_S", case.first_queue),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
+        if case.labelled:
+            stack.enter_context(mock.patch.object(traits, "sharing_score", packing.labelled_score))
+        if case.scattered:  # no node ever has enough
+            stack.enter_context(mock.patch.object(room, "usable", lambda gpu, view: 0))
         if case.consolidated:
             made = consolidate(made)
-            stack.enter_context(consolidating())
         return _result(case, simulate_with(made, experiment))
 
 
@@ -386,7 +393,25 @@ def _result(case: Case, outcome: Outcome) -> Result:
         len(done) / len(outcome.jobs),
         fmean(waits),
         outcome.wall_s,
+        len(packed(outcome.jobs)) / len(outcome.jobs),
     )
+
+
+def packed(jobs: Iterable[JobOutcome]) -> set[JobId]:
+    """The jobs that were on a GPU together with another one."""
+    attempts = ((gpu, job.id, each) for job in jobs for each in job.attempts for gpu in each.gpus)
+    by_gpu: dict[GpuId, list[tuple[float, float, JobId]]] = {}
+    for gpu, id, each in attempts:
+        by_gpu.setdefault(gpu, []).append((each.launched_at, each.ended_at, id))
+    found: set[JobId] = set()
+    for stays in by_gpu.values():
+        stays.sort()
+        there: list[tuple[float, float, JobId]] = []
+        for stay in stays:
+            there = [each for each in there if each[1] > stay[0]]
+            found.update(id for *_, id in ((*there, stay) if there else ()))
+            there.append(stay)
+    return found
 
 
 def _ended_profiled(job: JobOutcome, profiling: Profiling) -> bool:

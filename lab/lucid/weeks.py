@@ -1,8 +1,8 @@
 """Lucid beside its baselines on Philly's whole week (10,650 jobs), which `lab.lucid` has in tenths.
 
-On 520 GPUs, at the load of those tenths, and on the paper's 864; the models that jobs train are
-drawn anew for each draw. Besides: consolidated as in the simulator of Lucid's authors, and the
-profiler alone. Runs one after the other, those first that most depends on.
+On 344 GPUs, where the baselines queue for about as long as in the paper; the models that jobs train
+are drawn anew for each draw. Besides: one possible cause at a time of Lucid's queueing there, and
+the profiler alone. Runs one after the other, those first that most depends on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import date, timedelta
 from itertools import chain, product
@@ -19,20 +19,29 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness import Report, bullets, markdown_table
-from carmad.config import Profiling
+from benchmarks.harness import Report, bullets, columns, markdown_table
+from carmad.config import Profiling, Settings
 from lab.compare import Quote
 from lab.data import DATA
 from lab.lucid import runs
-from lab.lucid.findings import Figure, Finding, Row, Runs, spread, tables
+from lab.lucid.findings import Figure, Finding, Row, Runs, middle, spread, tables
 from lab.lucid.page import FIGURES, PAPER
-from lab.lucid.runs import KNOWS, MODELS, PHYSICS, POLICIES, Case, Given, Known, Result, settings
+from lab.lucid.runs import (
+    KNOWS,
+    MODELS,
+    PHYSICS,
+    POLICIES,
+    Case,
+    Given,
+    Known,
+    Result,
+    settings,
+)
 from lab.lucid.workload import TEST, Models, pairs, trained
 from lab.main import main
 
-NODES = {"520": 65, "864": 108}  # of eight GPUs
-AT_LOAD, WHOLE, CONSOLIDATED = "520", "864", "520, consolidated"  # the tables
-TITLES = {AT_LOAD: "520 GPUs", WHOLE: "864 GPUs", CONSOLIDATED: "520 GPUs, consolidated"}
+GPUS = "43x8xRTX3090-24GB"
+WEEK, CAUSES = "344", "causes"  # the tables
 PROFILER = Profiling(run_s=200.0, gpus=16, largest=8)  # GPUs as in the artifact
 DRAWS = range(5)
 UNDRAWN = ("fifo", "sjf", "qssf", "tiresias")  # nobody shares, so no model matters
@@ -41,19 +50,23 @@ PARTS: tuple[tuple[str, dict[str, object]], ...] = (
     ("without sharing", {"sharing": "off"}),
     ("without binder", {"sharing": "naive"}),
 )
-AUTHORS_QUEUE_GPU_S = 18_000.0  # the first queue of Tiresias in the simulator of Lucid's authors
 PROFILED_S = 500.0  # of 4.5
 SPACE_AWARE, BY_ARRIVAL = "space-aware", "in order of arrival"
 AMPLE, AMPLY = 32, "profiler, 32 GPUs"
 BUDGET_S = 1_500.0
+UNGUARDED = {"utilization_capacity": 2.0}
+THEIR_PROFILER = replace(PROFILER, run_s=80.0, largest=4)
 
 NOTES = f"""\
-The paper's week of Philly as Sia's artifact prepared it, whole. {NODES[AT_LOAD] * 8} GPUs have the
-load of the tenths of `lab.lucid` (0.70), {NODES[WHOLE] * 8} are the paper's (0.42). Policies,
-predictions and costs are those of `lab.lucid`; but Lucid's profiler has {PROFILER.gpus} GPUs, as in
-the artifact. A draw says which model each job trains: it changes only policies that share.
-Consolidated: as in the simulator of Lucid's authors, a job of up to 8 GPUs waits for them on one
-node, a larger one for whole nodes."""
+The paper's week of Philly as Sia's artifact prepared it, whole, on 344 GPUs: there fifo, sjf and
+tiresias queue for about as long as in the paper, on its 864 GPUs nobody does. Policies, predictions
+and costs are those of `lab.lucid`; but Lucid's profiler has {PROFILER.gpus} of the GPUs, as in
+the artifact. A draw says which model each job trains: it changes only policies that share."""
+CAUSES_TOLD = """\
+One thing at a time is not as ever, on the first draw. *Packed*: jobs that shared their GPUs for a
+while. *Scattered*: as until 2026-12-01, a job takes GPUs on more nodes rather than wait for one.
+*As in the authors' simulator*: true durations, their labels, no guard, T_prof of 80 s for jobs of
+up to four GPUs, and GPUs that take the next job at once."""
 PROFILING = f"""\
 Jobs of up to {PROFILER.largest} GPUs on a profiler of {PROFILER.gpus} GPUs, or {AMPLE}, each for
 {PROFILED_S:.0f} s or until its end."""
@@ -100,48 +113,55 @@ def _key(one: Case | Result) -> tuple[str, ...]:
 
 
 def cases() -> list[Case]:
-    first = [_case(AT_LOAD, policy) for policy in UNDRAWN]
-    lucid = [_case(AT_LOAD, "lucid", seed) for seed in DRAWS]
+    first = [_case(WEEK, policy) for policy in UNDRAWN]
+    lucid = [_case(WEEK, "lucid", seed) for seed in DRAWS]
+    causes = [_case(CAUSES, "lucid", 0, what, **more) for what, more in _causes().items()]
     profiler = [*_profiler()]
-    most = [*first, *lucid, *profiler[:4], *_drawn(0), *_others(), *profiler[4:]]
-    return [*most, *_drawn(1), *_drawn(2), *_last()]
+    most = [*lucid, *first, *causes, *profiler[:4], *_drawn(0), *profiler[4:]]
+    return [*most, *chain.from_iterable(map(_drawn, DRAWS[1:]))]
 
 
 def _case(table: str, policy: str, seed: int = 0, what: str = "", **more: Any) -> Case:
-    """`table` begins with the GPUs."""
     busy = more.pop("busy", "median")
-    return Case(
-        table,
-        what or policy,
-        f"week {TEST} {seed} {busy}",
-        f"{NODES[table[:3]]}x8xRTX3090-24GB",
-        settings(policy, PROFILER),
-        KNOWS.get(policy, "nothing"),
-        **more,
-    )
+    made = more.pop("settings", None) or settings(policy, PROFILER)
+    knows = more.pop("knows", KNOWS.get(policy, "nothing"))
+    trace = f"week {TEST} {seed} {busy}"
+    return Case(table, what or policy, trace, GPUS, made, knows, **more)
 
 
 def _drawn(seed: int) -> Iterator[Case]:
     for what, ablation in PARTS:
-        yield _case(AT_LOAD, "lucid", seed, what, ablation=ablation)
+        yield _case(WEEK, "lucid", seed, what, ablation=ablation)
     for busy in ("low", "high"):
-        yield _case(AT_LOAD, "lucid", seed, f"lucid, {busy}", busy=busy)
-    yield _case(AT_LOAD, "horus", seed)
+        yield _case(WEEK, "lucid", seed, f"lucid, {busy}", busy=busy)
+    yield _case(WEEK, "horus", seed)
 
 
-def _others() -> Iterator[Case]:
-    yield _case(WHOLE, "fifo")
-    for policy in ("fifo", "sjf", "tiresias", "lucid"):
-        yield _case(CONSOLIDATED, policy, consolidated=True)
-    what, queue = "tiresias, queue of 18,000 GPU-s", AUTHORS_QUEUE_GPU_S
-    yield _case(CONSOLIDATED, "tiresias", 0, what, consolidated=True, first_queue=queue)
-    for policy in ("lucid", "tiresias", "sjf", "qssf", "horus"):
-        yield _case(WHOLE, policy)
+def _causes() -> dict[str, dict[str, Any]]:
+    made, unguarded = (settings("lucid", PROFILER, **its) for its in ({}, UNGUARDED))
+    theirs = replace(unguarded, profiling=THEIR_PROFILER)
+    scattered = {"scattered": True}
+    return {
+        "true durations": {"knows": "truth"},
+        "as in the authors' simulator": {
+            "knows": "truth",
+            "labelled": True,
+            "settings": _at_once(theirs),
+        },
+        "scattered": scattered,
+        "scattered, no guard on utilisation": {**scattered, "settings": unguarded},
+        "scattered, authors' labels, no guard": {
+            **scattered,
+            "labelled": True,
+            "settings": unguarded,
+        },
+        "scattered, no settling": {**scattered, "settings": _at_once(made)},
+    }
 
 
-def _last() -> Iterator[Case]:
-    for seed in DRAWS[3:]:
-        yield _case(AT_LOAD, "horus", seed)
+def _at_once(made: Settings) -> Settings:
+    """GPUs take the next job a second after the last one's first kernel."""
+    return replace(made, monitor=replace(made.monitor, window_s=1.0))
 
 
 def _profiler() -> Iterator[Case]:
@@ -171,11 +191,8 @@ def report(results: Sequence[Result], cut: Sequence[str]) -> Report:
     sections: tuple[tuple[str, ...], ...] = (
         (NOTES, _against_table_4(found)),
         ("## Against the paper", tables({"": quotients})[""]),
-        *(
-            (f"## {title}", found.table(*rows))
-            for table, title in TITLES.items()
-            if (rows := [row for row in found.rows if row[0] == table])
-        ),
+        ("## All figures", found.table(*(row for row in found.rows if row[0] == WEEK))),
+        ("## Why Lucid queues", CAUSES_TOLD, _by_cause(found)),
         ("## The profiler alone (4.5)", PROFILING, _profiling(found)),
         ("## Left out", bullets(cut) or "Nothing."),
     )
@@ -192,18 +209,18 @@ def against_paper(found: Runs) -> Iterator[Finding]:
     def queue(one: Result) -> float:
         return one.queue
 
-    lucid = AT_LOAD, "lucid"
+    lucid = WEEK, "lucid"
     wanted: list[tuple[str, float, Figure, Row, Row]] = [
-        (f"{what}, {policy} : lucid", paper(policy, n), figure, (AT_LOAD, policy), lucid)
+        (f"{what}, {policy} : lucid", paper(policy, n), figure, (WEEK, policy), lucid)
         for n, (what, figure) in enumerate(FIGURES)
         for policy in POLICIES[:-1]
     ]
     for part, its in (("without binder", 1.4), ("without estimator", 2.2)):
-        wanted.append((f"queue, {part} : whole", its, queue, (AT_LOAD, part), lucid))
-    pair = (AT_LOAD, "qssf"), (AT_LOAD, "without sharing")
+        wanted.append((f"queue, {part} : whole", its, queue, (WEEK, part), lucid))
+    pair = (WEEK, "qssf"), (WEEK, "without sharing")
     wanted.append(("queue, qssf : without sharing", 2.0, queue, *pair))
     for busy, its in (("low", 4.2), ("high", 1.8)):
-        pair = (AT_LOAD, "tiresias"), (AT_LOAD, f"lucid, {busy}")
+        pair = (WEEK, "tiresias"), (WEEK, f"lucid, {busy}")
         wanted.append((f"queue, tiresias : lucid, {busy}", its, queue, *pair))
     pair = ("profiler", BY_ARRIVAL), ("profiler", SPACE_AWARE)
     what = "profiling queue, by arrival : space-aware"
@@ -229,24 +246,30 @@ def quotients(found: Runs, figure: Figure, over: Row, under: Row) -> Iterator[fl
 
 
 def _against_table_4(found: Runs) -> str:
-    """Hours: the paper's, and ours by the number of GPUs."""
-    sizes = AT_LOAD, WHOLE
-    rows = [
-        (policy, *chain.from_iterable(_hours(found, policy, n, sizes) for n in range(2)))
-        for policy in POLICIES
-    ]
-    headings = [
-        f"{what} h, {whose}"
-        for what, _ in FIGURES[:2]
-        for whose in ("paper", *(f"{NODES[size] * 8} GPUs" for size in sizes))
-    ]
-    return markdown_table(("", *headings), rows, range(1, len(headings) + 1))
+    return columns(
+        [policy for policy in POLICIES if (WEEK, policy) in found.rows],
+        ("", "{}"),
+        *(
+            heading
+            for n, (what, figure) in enumerate(FIGURES)
+            for heading in (
+                (f"{what} h, paper", lambda policy, n=n: f"{PAPER[policy][n]:.2f}"),
+                ("ours", lambda policy, f=figure: spread(f, ".2f")(found.rows[WEEK, policy])),
+            )
+        ),
+    )
 
 
-def _hours(found: Runs, policy: str, figure: int, sizes: Iterable[str]) -> tuple[str, ...]:
-    ours = (found.rows.get((size, policy)) for size in sizes)
-    told = spread(FIGURES[figure][1], ".2f")
-    return f"{PAPER[policy][figure]:.2f}", *(told(its) if its else "" for its in ours)
+def _by_cause(found: Runs) -> str:
+    rows = [rows for (table, _), rows in found.rows.items() if table == CAUSES]
+    return columns(
+        [*([whole[:1]] if (whole := found.rows.get((WEEK, "lucid"))) else []), *rows],
+        ("", lambda its: its[0].what),
+        ("queue h", middle(lambda one: one.queue, ".2f")),
+        ("JCT h", middle(lambda one: one.jct, ".2f")),
+        ("slowdown", middle(lambda one: one.slowdown, ".3f")),
+        ("packed %", middle(lambda one: 100 * one.packed, ".0f")),
+    )
 
 
 def _profiling(found: Runs) -> str:

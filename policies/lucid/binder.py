@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, NodeView, Reason, View
+from carmad.plugin import GpuId, GpuView, Job, JobId, NodeView, Reason, View
 from policies.lucid.mode import Capacity
 from policies.lucid.room import refusals
 from policies.lucid.traits import WORDS, Traits, TraitsOf
@@ -30,7 +30,6 @@ from policies.views import margin_mib
 
 PAIR = 2  # jobs per set of GPUs
 OUTLASTS = 2.0  # times the partner's priority value
-COMPANY = Demand(1, alone=False, mps_uid=None, estimate=None, retry=None)
 
 
 class Partner(NamedTuple):
@@ -63,13 +62,8 @@ class Peers:
         left = [each for each in self.partners if each is not partner]
         if len(left) == len(self.partners):
             return False
-        self.partners, its = left, partner.its
-        allowed_most = (
-            OUTLASTS * its.priority == self.bar
-            or partner.free_mib == self.free_mib
-            or its.utilization == self.utilization
-        )
-        if left and allowed_most:
+        self.partners = left
+        if left:
             self._measure()
         return True
 
@@ -207,7 +201,7 @@ class Binder:
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
         for node in self.view.nodes:
-            for each in node.memo.recall(question, _partners_on, node, self.view, *question):
+            for each in node.memo.recall(question, _partners_on, node, *question):
                 by_score = alike.setdefault(len(each.gpus), {}).setdefault(each.memory_mib, {})
                 by_score.setdefault(each.its.score, []).append(each)
         return {
@@ -220,13 +214,12 @@ class Binder:
 
 
 def _partners_on(
-    node: NodeView, view: View, traits: TraitsOf, reserved: frozenset[GpuId]
+    node: NodeView, traits: TraitsOf, reserved: frozenset[GpuId]
 ) -> tuple[Partner, ...]:
+    """Whether a GPU is closed to a job depends on the job: `Binder.partner` checks it."""
     alone: dict[JobId, list[GpuView]] = {}
     for gpu in node.gpus:
-        if len(gpu.residents) != 1 or gpu.id in reserved or gpu.residents[0].leaves:
-            continue
-        if not refusals(COMPANY, gpu, view):
+        if len(gpu.residents) == 1 and gpu.id not in reserved and not gpu.residents[0].leaves:
             alone.setdefault(gpu.residents[0].id, []).append(gpu)
     found = []
     for gpus in alone.values():

@@ -70,7 +70,7 @@ class Turn:
         for job in line:
             wanted = self._view.demand(job, profiling=True)
             verdicts = self._verdicts(job, wanted, gpus)
-            if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
+            if not waiting and (taken := room.choose(wanted, self._view, self._fits)):
                 run_s = self._profiler.run_s
                 self._give(job, taken, verdicts, profile_s=run_s, evict=True)
                 self._take(room, taken)
@@ -120,7 +120,7 @@ class Turn:
         """Place the job on idle GPUs, and profile it there if it has no profile."""
         main = self._apart(job) == self._profiler.own
         idle_gpus = room if main else idle_but(NOTHING, self._view)
-        if job.spec.gpus > idle_gpus.free:
+        if job.spec.gpus > idle_gpus.most(job.spec.gpus):
             return False
         knobs = self._view.settings.profiling
         new = job.profile is None and job.spec.gpus <= knobs.largest
@@ -134,7 +134,7 @@ class Turn:
         return True
 
     def _wait(self, job: Job, room: Room) -> None:
-        reasons = [Reason("no_room", job.spec.gpus, room.free, "GPUs")]
+        reasons = [Reason("no_room", job.spec.gpus, room.most(job.spec.gpus), "GPUs")]
         if isinstance(self._binder, Reason):
             reasons.append(self._binder)
         verdicts = self._main_verdicts(job, self._view.demand(job))
@@ -227,7 +227,8 @@ class Lucid:
         new = sorted(filter(on.takes, view.queue), key=self._profiling_order) if on.own else []
         turn = Turn(view, on, self._binder(view, on.own))
         turn.profile(new)
-        turn.place(_without(view.queue, new))
+        ids = {job.id for job in new}
+        turn.place(job for job in view.queue if job.id not in ids)
         return (*evictions(view), *turn.plan, *next_change(view, self.settings))
 
     def _binder(self, view: View, reserved: frozenset[GpuId]) -> Binder | Reason:
@@ -244,11 +245,6 @@ class Lucid:
 
     def _profiling_order(self, job: Job) -> float:
         return job.spec.gpus if self.space_aware else job.submitted_at
-
-
-def _without(queue: Sequence[Job], new: Sequence[Job]) -> Sequence[Job]:
-    ids = {job.id for job in new}
-    return [job for job in queue if job.id not in ids] if ids else queue
 
 
 def lucid(settings: Settings, own: LucidSettings) -> Lucid:

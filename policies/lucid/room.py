@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
+from math import ceil
 
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
+from policies.profiling import usable
 from policies.rules import Filter
 
 ANYBODY = Demand(1, alone=True, mps_uid=None, estimate=None, retry=None)
+RESERVED = {"reservation", "reservation_notice", "reservation_ahead"}  # for somebody
+
+
+Part = tuple[tuple[GpuView, ...], int]  # idle GPUs of a node, and the number usable
 
 
 class Room:
     """Idle GPUs, node by node."""
 
-    def __init__(self, nodes: Iterable[Sequence[GpuView]]) -> None:
-        self._nodes = [node for node in nodes if node]
+    def __init__(self, parts: Iterable[Part]) -> None:
+        parts = tuple(parts)
+        self._nodes = [list(idle) for idle, _ in parts if idle]
+        self._widest = max((count for _, count in parts), default=0) or 1
         self.free = sum(map(len, self._nodes))
 
-    def choose(
-        self, wanted: Demand, view: View, fits: Filter, spread: bool = True
-    ) -> tuple[GpuView, ...]:
+    def choose(self, wanted: Demand, view: View, fits: Filter) -> tuple[GpuView, ...]:
         """GPUs on the node with the fewest idle GPUs that has enough, to keep room for larger jobs;
-        otherwise, with `spread`, on as few nodes as possible. None if there are too few."""
+        for a job that is too large for any node, on as few nodes as it could have. None if it has
+        to wait for that."""
         for node in sorted(self._nodes, key=len):
-            if len(node) >= wanted.gpus:
-                gpus = _first(wanted, node, view, fits)
-                if gpus:
-                    return gpus
-        if not spread:
-            return ()
+            if len(node) >= wanted.gpus and (gpus := _first(wanted, node, view, fits)):
+                return gpus
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
-        return _first(wanted, chain.from_iterable(fullest_first), view, fits)
+        gpus = _first(wanted, chain.from_iterable(fullest_first), view, fits)
+        nodes = {gpu.gpu.node for gpu in gpus}
+        return gpus if len(nodes) <= ceil(wanted.gpus / self._widest) else ()
+
+    def most(self, gpus: int) -> int:
+        """Idle GPUs on as many nodes as a job of so many GPUs may have."""
+        return sum(sorted(map(len, self._nodes))[-ceil(gpus / self._widest) :])
 
     def without(self, gpus: Collection[GpuView]) -> None:
         """Remove GPUs that were given to a job."""
         taken = {gpu.id for gpu in gpus}
-        names = {gpu.gpu.node for gpu in gpus}
-        for at, node in enumerate(self._nodes):
-            if node[0].gpu.node in names:
-                self._nodes[at] = [gpu for gpu in node if gpu.id not in taken]
-        self._nodes = [node for node in self._nodes if node]
+        left = ([gpu for gpu in node if gpu.id not in taken] for node in self._nodes)
+        self._nodes = [node for node in left if node]
         self.free = sum(map(len, self._nodes))
 
     def renew(self, view: View) -> None:
@@ -52,7 +58,7 @@ def idle_but(apart: frozenset[GpuId], view: View) -> Room:
     """All idle GPUs but these: those that some job could have to itself. Whether a certain job can
     depends on the job."""
     return Room(
-        node.memo.recall((idle_but, apart), _idle_on, node, view, lambda gpu: gpu.id not in apart)
+        node.memo.recall((idle_but, apart), _part_of, node, view, lambda gpu: gpu.id not in apart)
         for node in view.nodes
     )
 
@@ -60,15 +66,17 @@ def idle_but(apart: frozenset[GpuId], view: View) -> Room:
 def idle_of(gpus: frozenset[GpuId], view: View) -> Room:
     """Those of `gpus` that are idle."""
     nodes = sorted({view.node_of[gpu] for gpu in gpus})
-    return Room(_idle_on(view.nodes[n], view, lambda gpu: gpu.id in gpus) for n in nodes)
+    return Room(_part_of(view.nodes[n], view, lambda gpu: gpu.id in gpus) for n in nodes)
 
 
-def _idle_on(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> tuple[GpuView, ...]:
-    return tuple(
+def _part_of(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> Part:
+    gpus = [gpu for gpu in node.gpus if counts(gpu)]
+    idle = (
         gpu
-        for gpu in node.gpus
-        if not gpu.residents and counts(gpu) and not refusals(ANYBODY, gpu, view)
+        for gpu in gpus
+        if not gpu.residents and all(each.code in RESERVED for each in refusals(ANYBODY, gpu, view))
     )
+    return tuple(idle), sum(usable(gpu, view) for gpu in gpus)
 
 
 def refusals(wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:

@@ -15,6 +15,7 @@ from carmad.core.jobs.history import History
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Trained
+from carmad.core.rules.limits import Reservation, slots
 from carmad.learning.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
 from carmad.store import codec
@@ -446,15 +447,43 @@ def test_a_job_on_the_profiler_s_gpus_leaves_the_rest_of_the_room():
     assert len(where(plan([2, 6], line, settings=settings))[2]) == 1
 
 
+def test_a_job_that_fits_on_a_node_waits_for_one():
+    """Algorithm 2 consolidates. Scattered, it would also be joined by nobody (rule 5)."""
+    residents = [running(7, 0, utilization=JUMBO), running(8, 2, utilization=JUMBO)]
+    line = [job(1, wants=2, utilization=JUMBO), job(2, utilization=JUMBO)]
+    made = plan([2, 2], line, residents)
+    assert where(made) == {1: (), 2: (1,)}
+    assert placements(made)[0].reasons == (Reason("no_room", 2, 1, "GPUs"),)
+    assert where(plan([2, 2], line, residents[:1])) == {1: (2, 3), 2: (1,)}
+
+
 def test_a_large_job_takes_as_few_nodes_as_can_be():
     made = plan([1, 3, 2], [job(wants=5)])
     assert where(made) == {1: (1, 2, 3, 4, 5)}
+    busy = [running(7, 3, utilization=JUMBO)]
+    assert where(plan([2, 2, 2], [job(wants=3, utilization=JUMBO)], busy)) == {1: (0, 1, 4)}
+    busy += [running(8, 1, utilization=JUMBO), running(9, 5, utilization=JUMBO)]
+    assert where(plan([2, 2, 2], [job(wants=3, utilization=JUMBO)], busy)) == {1: ()}
+
+
+def test_nobody_waits_for_gpus_that_are_out_of_use():
+    out = {"drained": "maintenance"}
+    assert where(plan([2, 2], [job(wants=2)], gpu0=out, gpu2=out)) == {1: (1, 3)}
 
 
 def test_gpus_that_somebody_else_uses_are_not_idle():
     made = plan(1, [job()], gpu0={"external_mib": 501})
     assert where(made) == {1: ()}
     assert codes(refused(made)) == ["external"]
+
+
+def test_who_has_reserved_a_gpu_may_use_it_idle_or_beside_another_job():
+    booked = Reservation(1, (a_gpu(0).id,), ("ada",), (NOW - 1,), 100.0, "root")
+    looks = {"reserved": slots([booked], a_gpu(0).id, NOW)}
+    line = [job(1, user="grace", uid=1001), job(2)]
+    for residents in ([], [running(7, 0)]):
+        view = replace(view_of(1, line, residents, gpu0=looks), reserved=True)
+        assert where(Lucid().plan(view)) == {1: (), 2: (0,)}
 
 
 def test_where_a_job_ran_out_of_memory_it_is_not_put_again():
@@ -796,8 +825,9 @@ def test_of_a_line_behind_full_gpus_nothing_is_missed():
                 assert set(placement.gpus) <= {v.gpu for v in free}
             elif wanted == 1:
                 assert not free
-            else:
-                assert sum(v.rank == 1.0 for v in free) < wanted
+            else:  # its two GPUs have to be on one of the nodes
+                first = sum(v.gpu in {a_gpu(n).id for n in range(3)} for v in free if v.rank)
+                assert max(first, sum(v.rank == 1.0 for v in free) - first) < wanted
 
 
 # -- ablations
@@ -825,6 +855,29 @@ class UtilizedServer(FakeServer):
 
     def reading(self, gpu, at):
         return replace(super().reading(gpu, at), utilization=self.sm_active[gpu.id])
+
+
+def test_a_job_whose_memory_is_known_need_not_wait_until_the_gpu_has_settled():
+    """In a core: it joins as soon as under any policy, not after `monitor.window_s`."""
+    server = UtilizedServer(gpus=1, settings=Settings(), policy=Lucid())
+    server.tell(Trained(server.now, (("packing", TREE),)))
+
+    def starts():
+        id = server.submit(expected_s=1000.0)
+        server.pass_time(1)
+        server.run_kernel(id)
+        server.sm_active[server.gpus[0].id] = 0.2
+        return id
+
+    first = starts()
+    server.pass_time(300)
+    server.exit(first)  # it leaves its profile to the next ones
+    starts()
+    third = server.submit(expected_s=1000.0)
+    server.pass_time(3)
+    assert server.job(third).gpus == ()
+    server.pass_time(7)
+    assert server.job(third).gpus == (server.gpus[0].id,)
 
 
 def test_a_pair_that_changes_is_parted_and_stays_parted():
