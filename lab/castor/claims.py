@@ -10,7 +10,7 @@ from carmad.readable import number
 from lab.castor import tiresias
 from lab.castor.found import Runs
 from lab.castor.paper import PAPERS
-from lab.castor.runs import OTHERWISE, THEIRS, Result
+from lab.castor.runs import OTHERWISE, Result
 from lab.claims import Bound, Claim, Values
 
 Run = Mapping[str, Any]
@@ -29,11 +29,11 @@ WHY = {
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
-    theirs = [run for run in read("castor")["runs"] if run["size"] == THEIRS]
-    runs = [run for run in theirs if run["table"] == "policies"]
+    loaded = read("castor_load")["runs"]
+    runs = [run for run in loaded if run["table"] == "load"]
     # Who does not share is the same under each model.
     under = {
-        model: [*runs, *(run for run in theirs if run["table"] == model)] for model in OTHERWISE
+        model: [*runs, *(run for run in loaded if run["table"] == model)] for model in OTHERWISE
     }
 
     def of(family: str, policy: str, measure: str) -> tuple[Values, Mapping[str, Values]]:
@@ -86,16 +86,11 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
 def _tried(runs: Runs, family: str) -> str:
     """What becomes of Castor's lead over other Tiresiases, in the median over the samples."""
 
-    def against(size: str, what: str) -> float:
-        return median(tiresias.changes(runs, family, size, what))
-
-    each = [against(THEIRS, what) for what in tiresias.VARIANTS]
-    more = tuple(tiresias.SIZES)[-1]
-    combined = against(more, tiresias.COMBINED)
+    each = {what: median(tiresias.changes(runs, family, what)) for what in tiresias.VARIANTS}
     return (
         "no single cause: dearer preemptions, other queue limits, passing, fewest nodes:"
-        f" {number(max(each))} to {number(min(each))} %; at a higher load ({more} GPUs)"
-        f" {number(against(more, tiresias.OURS))} %, there with three of these {number(combined)} %"
+        f" {number(max(each.values()))} to {number(min(each.values()))} %, three of them together:"
+        f" {number(each[tiresias.COMBINED])} %"
     )
 
 

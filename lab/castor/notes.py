@@ -1,5 +1,9 @@
 """What the page of `lab.castor` says beside its tables."""
 
+from lab.castor.workload import PACES
+
+_PACES = ", ".join(f"{a:g} and {b:g} ({family})" for family, (a, b) in PACES.items())
+
 SETTING = """\
 Castor's mean against the other policy's; "apart" is ours less the paper's. The paper's numbers are
 from its tables 5 and 6 (simulated: 128 A6000, 240 jobs). Ours are 240 jobs on 128 and on 64 A6000:
@@ -14,6 +18,13 @@ are not described well enough to repeat it.
 - CARMA's rules hold for all. A GPU takes the next job 30 s after the last one's first kernel, which
   comes 10 s after its launch. Only Castor and Lucid let jobs pass one that waits; with "line not
   held" SJF and SJF-FFS do, too."""
+
+LOAD = f"""\
+Five samples of 240 jobs on 128 A6000, means; the claims rest on these. The paper's load is not
+known, but FIFO's rows of its tables 5 and 6 tell how long its jobs are (JCT less queueing) and how
+crowded it is (queueing over JCT). So durations, and times between arrivals, are multiplied, for all
+jobs of a workload alike, until FIFO has both in the mean: {_PACES}. FIFO's own figures are
+therefore no result; all others' are."""
 
 MURI = """\
 Of each trace the 480 jobs that follow each other the fastest. Hours."""
