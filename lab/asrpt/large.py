@@ -1,7 +1,8 @@
-"""A-SRPT at its paper's usual number of jobs, 75,000 on 250 servers: a tenth of both, five windows.
+"""A-SRPT with as many jobs as in its paper's figure 6, 37,500 on 250 servers: a tenth of both, five
+windows.
 
-The paper has 75,000 where it is not their number that varies. To simulate these would take hours
-for each policy; a tenth of the jobs on a tenth of the servers comes as densely, for as long.
+The paper has 37,500 to 150,000 there, and 75,000 elsewhere. To simulate these would take hours for
+each policy; a tenth of the jobs on a tenth of the servers comes as densely, for as long.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from lab.asrpt.workload import PHILLY
 from lab.main import main
 
 TENTH = 10
-LARGE = Case(75_000 // TENTH, part=TENTH)
-LONG = "75,000 jobs"  # a tenth of them
+LARGE = Case(37_500 // TENTH, part=TENTH)
+LONG = "37,500 jobs"  # a tenth of them
 BEST, WORST = "WCS-duration", "SPJF"  # of its baselines, says the paper (V-B)
 SETTINGS = {"10 Gb/s": LARGE, "nobody slowed": replace(LARGE, gbit=NO_LIMIT)}
 
 SETTING = f"""\
 {LARGE.jobs:,} consecutive jobs on 25 servers, five windows of the same trace as `lab.asrpt`: as
-dense as the paper's 75,000 on 250 servers, and for as long (six days). Of the baselines, the one
-that the paper calls the best and the one that it calls the worst. Perfect: with durations that are
-known. As the paper prints it (algorithm 1, lines 5 and 25), A-SRPT waits while the first job in its
-queue finds too few GPUs, and so does SPJF ("if the shortest job does not fit, it will not schedule
-longer jobs"); the WCS baselines are work-conserving: whoever fits starts. On the same jobs, A-SRPT
-was run with its queue held and not held, and without its reserve (CARMA's variant: a job need not
-wait for its turn in the virtual machine); where nothing is slowed by the network; and with
-durations that are known. In equation 8 the paper sums the times at which jobs end, so counted from
-the first submission; of its testbed, it says that times are from each job's own on."""
+dense as the paper's 37,500 on 250 servers (the fewest of its figure 6), and for as long (three
+days). Of the baselines, the one that the paper calls the best and the one that it calls the worst.
+Perfect: with durations that are known. As the paper prints it (algorithm 1, lines 5 and 25), A-SRPT
+waits while the first job in its queue finds too few GPUs, and so does SPJF ("if the shortest job
+does not fit, it will not schedule longer jobs"); the WCS baselines are work-conserving: whoever
+fits starts. On the same jobs, A-SRPT was run with its queue held and not held, and without its
+reserve (CARMA's variant: a job need not wait for its turn in the virtual machine); where nothing is
+slowed by the network; and with durations that are known. In equation 8 the paper sums the times at
+which jobs end, so counted from the first submission; of its testbed, it says that times are from
+each job's own on."""
 CAUSES = """\
 A-SRPT's jobs start in the order in which the virtual machine completes them. That machine is as
 fast as all GPUs, and knows neither GPUs that a held queue leaves idle, nor slow-downs, nor work

@@ -67,6 +67,6 @@ CAUSES = """\
 - **The held queue.** A job of 8 GPUs at its head has up to 7 of them idle, and those of one GPU
   behind it wait, which could all have started. `queue not held` shows what that costs.
 - **Short windows.** Of 1,000 jobs of Philly's hardly any waits (table of loads), so that it matters
-  little what is predicted; asrpt_large.md has windows of six days.
+  little what is predicted; asrpt_large.md has windows of three days.
 - **Predictions.** A third of Philly's jobs end early, which nobody foresees; PAI's trace was
   cleaned before the paper used it."""
