@@ -265,7 +265,7 @@ def _load() -> Iterator[Case]:
             made = replace(made, physics=Physics(duration_error=GUESSED))
             yield Case("load", family, THEIRS, "lucid, durations guessed", made)
             for model in OTHERWISE:
-                for policy in SHARING:
+                for policy in ("lucid", "castor"):
                     made = experiment(trace, GPUS[THEIRS], policy, simulated=model)
                     yield Case(model, family, THEIRS, policy, made)
 
