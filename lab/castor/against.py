@@ -8,7 +8,7 @@ from statistics import fmean, median
 from benchmarks.harness import markdown_table
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import PAPERS, SIMULATED
-from lab.castor.runs import FAMILIES, GPUS, POLICIES, THEIRS, Result
+from lab.castor.runs import FAMILIES, GPUS, GUESSING, POLICIES, THEIRS, Result
 
 
 def against(runs: Runs) -> str:
@@ -60,7 +60,7 @@ def at_load(runs: Runs) -> str:
     for family in FAMILIES:
         told = SIMULATED[family]
         castor = runs.at("load", family, THEIRS, "castor")
-        for policy in (*POLICIES, "lucid, durations guessed"):
+        for policy in (*POLICIES, GUESSING):
             its = runs.at("load", family, THEIRS, policy)
             jct, wait, slowed = (
                 fmean(getattr(run, of) for run in its) for of in ("jct", "wait", "slowdown")

@@ -39,6 +39,7 @@ POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
 OTHERWISE = ("additive", "none")  # models of interference beside the default
 GUESSED = 1.0  # σ of the factor by which a guess of a duration is off
+GUESSING = "lucid, durations guessed"
 FAMILIES = ("philly", "saturn")
 GPUS = {"128": "16x8xA6000-48GB", "64": "8x8xA6000-48GB"}  # the paper's, and half of them
 THEIRS, FULL = "128", "64"  # the paper's, and where jobs queue
@@ -263,7 +264,7 @@ def _load() -> Iterator[Case]:
                 yield Case("load", family, THEIRS, policy, experiment(trace, GPUS[THEIRS], policy))
             made = experiment(trace, GPUS[THEIRS], "lucid")
             made = replace(made, physics=Physics(duration_error=GUESSED))
-            yield Case("load", family, THEIRS, "lucid, durations guessed", made)
+            yield Case("load", family, THEIRS, GUESSING, made)
             for model in OTHERWISE:
                 for policy in ("lucid", "castor"):
                     made = experiment(trace, GPUS[THEIRS], policy, simulated=model)
