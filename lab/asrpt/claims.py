@@ -32,7 +32,7 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     tried = large.causes(long)
     for name, its in zip(ALSO_LONG, large.against_paper(long), strict=True):
         claim = _because(_claim(its), "in windows of at most 2,000 jobs", short[name].ours[PAPER])
-        for what, values in tried[its.what].items():
+        for what, values in tried.get(its.what, {}).items():
             claim = _because(claim, what, values)
         yield claim
     small = _runs(read("asrpt_testbed"), MORE_SEEDS)
