@@ -45,9 +45,9 @@ FORWARD_SHARE = 1 / 3  # of the GPU time
 # Durations are not published: here they are log-normal. `CALIBRATED` has the generator's σ, each
 # seed's mean (s, on the fastest kind) with which the variant that packs nothing meets 48.6 % of the
 # deadlines, and of Muri's time for loading the part, alike for all models and seeds, with which
-# Cuckoo meets 77.2 %, both as in table 12. Nothing else was looked at. Of Muri's stages as they were
-# measured, σ and each seed's mean are those with which the variant that packs nothing has table 1's
-# share of deadlines and mean JCT.
+# Cuckoo meets 77.2 %, both as in table 12. Nothing else was looked at. With Muri's stages as they
+# were measured, σ and each seed's mean are those with which the variant that packs nothing has
+# table 1's share of deadlines and mean JCT.
 AS_MEASURED, CALIBRATED = "Muri", "Muri, loading less"
 SIGMAS = {AS_MEASURED: 0.6, CALIBRATED: 1.0}
 MEANS_S: dict[str, tuple[float, ...]] = {
