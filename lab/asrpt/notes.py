@@ -32,7 +32,7 @@ paper's cluster is about full; here arrivals are spread or shrunk, alike for all
 
 JOBS = """\
 The paper has 37,500 to 150,000 jobs on five times as many GPUs: windows here are fifteen times
-shorter. Some of the paper's length are in asrpt_large.md."""
+shorter. One of the paper's length is in asrpt_large.md."""
 
 SHARE = """\
 Demands are drawn anew: so many jobs of one GPU, the others as those of Philly's that have more. The
@@ -67,6 +67,6 @@ CAUSES = """\
 - **The held queue.** A job of 8 GPUs at its head has up to 7 of them idle, and those of one GPU
   behind it wait, which could all have started. `queue not held` shows what that costs.
 - **Short windows.** Of 1,000 jobs of Philly's hardly any waits (table of loads), so that it matters
-  little what is predicted; asrpt_large.md has windows of three days.
+  little what is predicted; asrpt_large.md has 15,000.
 - **Predictions.** A third of Philly's jobs end early, which nobody foresees; PAI's trace was
   cleaned before the paper used it."""

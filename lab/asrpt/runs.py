@@ -113,16 +113,10 @@ class Result:
     plan_s: float  # of the policy's plans in it
     plans: int
     longest_plan_s: float
-    submitted: float = 0.0  # sum of all times of submission, from the first on
 
     @property
     def mean(self) -> float:
         return self.total / self.jobs
-
-    @property
-    def since_first(self) -> float:
-        """Sum of the times at which jobs end, from the first submission on."""
-        return self.total + self.submitted
 
 
 SEVERAL = Case(MIDDLE, single_gpu=0.0)  # no job of a single GPU: the paper's set for networks
@@ -253,7 +247,6 @@ def result(case: Case, outcome: Outcome, plans_s: Sequence[float], run_s: float)
         sum(plans_s),
         len(plans_s),
         max(plans_s),
-        sum(job.task.submit_s for job, _ in done) / HOUR,
     )
 
 

@@ -7,11 +7,9 @@ from statistics import median
 from typing import Any
 
 from carmad.readable import number
-from lab.castor import tiresias
-from lab.castor.found import Runs
 from lab.castor.paper import PAPERS
-from lab.castor.runs import GUESSED, GUESSING, OTHERWISE, Result
-from lab.claims import Bound, Claim, Values
+from lab.castor.runs import GUESSING, THEIRS
+from lab.claims import Bound, Claim
 
 Run = Mapping[str, Any]
 
@@ -21,36 +19,23 @@ JCT = {
     "saturn": {"fifo": -39, "sjf": -14, "tiresias": -27, "lucid": -14},
 }
 WAIT = {"philly": -78, "saturn": -74}
+PLAIN = ("policies", THEIRS)  # the samples as they are
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
-    loaded = read("castor_load")["runs"]
-    runs = [run for run in loaded if run["table"] == "load"]
-    # Who does not share is the same under each model.
-    under = {
-        model: [*runs, *(run for run in loaded if run["table"] == model)] for model in OTHERWISE
-    }
-
-    def of(family: str, policy: str, measure: str) -> tuple[Values, Mapping[str, Values]]:
-        others = {m: _changes(its, family, policy, measure) for m, its in under.items()}
-        return _changes(runs, family, policy, measure), others
-
-    tried = Runs([Result(**run) for run in read("castor_tiresias")["runs"]])
+    runs = read("castor_load")["runs"]
+    plain = [run for run in read("castor")["runs"] if (run["table"], run["size"]) == PLAIN]
     for family, paper in JCT.items():
         for policy, change in paper.items():
             what = f"mean JCT against {policy}, {PAPERS[family]}"
-            ours, others = of(family, policy, "jct")
-            why = ""
-            if policy == "tiresias":
-                why = _tried(tried, family)
-            elif policy == "lucid":
-                guessed, _ = of(family, GUESSING, "jct")
-                why = f"were the durations that Lucid knows guesses (σ = {GUESSED:g}):"
-                why += f" {number(median(guessed))} %"
-            yield Claim(what, change, ours, "%", why, under=others)
+            why = _at_their_load(plain, family, policy, "jct")
+            if policy == "lucid":
+                guessed = median(_changes(runs, family, GUESSING, "jct"))
+                why += f"; were the durations that Lucid knows guesses: {number(guessed)} %"
+            yield Claim(what, change, _changes(runs, family, policy, "jct"), "%", why)
         what = f"queueing against fifo, {PAPERS[family]}"
-        ours, others = of(family, "fifo", "wait")
-        yield Claim(what, WAIT[family], ours, "%", under=others)
+        why = _at_their_load(plain, family, "fifo", "wait")
+        yield Claim(what, WAIT[family], _changes(runs, family, "fifo", "wait"), "%", why)
     gavel = read("castor_gavel")["runs"]
     for castor, why in (
         ("castor, ratios known", "the ratios are known, on Gavel's pairs under MPS"),
@@ -83,15 +68,10 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     yield Claim("makespan against fifo on the testbed (table 4)", -34, (), "%", why)
 
 
-def _tried(runs: Runs, family: str) -> str:
-    """What becomes of Castor's lead over other Tiresiases, in the median over the samples."""
-
-    each = {what: median(tiresias.changes(runs, family, what)) for what in tiresias.VARIANTS}
-    return (
-        "no single cause: dearer preemptions, other queue limits, passing, fewest nodes:"
-        f" {number(max(each.values()))} to {number(min(each.values()))} %, three of them together:"
-        f" {number(each[tiresias.COMBINED])} %"
-    )
+def _at_their_load(runs: Sequence[Run], family: str, policy: str, measure: str) -> str:
+    """What becomes of the claim where Sia's samples are run as they are."""
+    change = median(_changes(runs, family, policy, measure))
+    return f"at the load of Sia's samples as they are: {number(change)} %"
 
 
 def _changes(

@@ -79,8 +79,9 @@ below 0.02 seconds" on 16 GPUs."""
 
 CAUSES = """\
 - **Load.** All differences grow with it, and that of the paper's samples is not known; by what
-  share of FIFO's JCT is queueing (above) it lies between our two sizes. With 128 GPUs and two jobs
-  on each hardly anybody waits here, whatever the ratios.
+  share of FIFO's JCT is queueing (above) it lies between our two sizes (`python -m lab.castor load`
+  has the paper's, castor_load.md). With 128 GPUs and two jobs on each hardly anybody waits here,
+  whatever the ratios.
 - **Which jobs.** The paper samples "the busiest period", and has 34 % of its testbed's jobs on 16
   or 32 GPUs. The eight hours of Philly's trace in which most jobs come have 1.04 GPUs a job, none
   more than eight, and a median of 0.7 h (`python -m lab.castor.busiest`, castor_busiest.md). Sia's
@@ -92,7 +93,8 @@ CAUSES = """\
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.
   Theorem 1, too, compares with waiting for the neighbour as if nobody else waited for its GPUs.
-- **Tiresias** pays 20 s for each preemption here. In the paper it is hardly better than FIFO. What
+- **Tiresias** pays 20 s for each preemption here. In the paper it is hardly better than FIFO. Most
+  of that is the load: at the paper's, Castor leads it by 29 and 44 % (castor_load.md). What else
   is not printed of it was tried (`python -m lab.castor.tiresias`, castor_tiresias.md): what a
   preemption costs, the limits of its queues, who may pass, and jobs on the fewest nodes. None of
   these alone makes it much slower. On 96 GPUs, with three of them, Castor leads by about as much as

@@ -37,7 +37,6 @@ from policies.castor.interference import load_shipped
 
 POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
-OTHERWISE = ("additive", "none")  # models of interference beside the default
 GUESSED = 1.0  # σ of the factor by which a guess of a duration is off
 GUESSING = "lucid, durations guessed"
 FAMILIES = ("philly", "saturn")
@@ -256,7 +255,7 @@ def _policies() -> Iterator[Case]:
 
 
 def _load() -> Iterator[Case]:
-    """All at the paper's load; whoever shares, under other models of interference, too."""
+    """All at the paper's load."""
     for family in FAMILIES:
         for n in FEW:
             trace = as_queued(family, n)
@@ -265,10 +264,6 @@ def _load() -> Iterator[Case]:
             made = experiment(trace, GPUS[THEIRS], "lucid")
             made = replace(made, physics=Physics(duration_error=GUESSED))
             yield Case("load", family, THEIRS, GUESSING, made)
-            for model in OTHERWISE:
-                for policy in ("lucid", "castor"):
-                    made = experiment(trace, GPUS[THEIRS], policy, simulated=model)
-                    yield Case(model, family, THEIRS, policy, made)
 
 
 def _benefits() -> Iterator[Case]:

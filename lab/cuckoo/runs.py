@@ -12,6 +12,7 @@ from carma_simulator import interference, metrics
 from carma_simulator.experiment import Experiment, Outcome, Physics
 from carma_simulator.hardware import parse
 from carma_simulator.workload import Workload
+from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.job import Job
@@ -20,7 +21,7 @@ from carmad.core.placing.view import Policy, View
 from carmad.gpu.kinds import GpuKind
 from lab.cuckoo.muri import Exclusive, earliest_deadline_first, first_in_first_out
 from lab.cuckoo.truth import LAMBDA_GPU, FreeRunning, InStep, Truth
-from lab.cuckoo.workload import AS_MEASURED, CALIBRATED, GPUS, load, trace
+from lab.cuckoo.workload import GPUS, LONGER, load, trace
 from lab.policies import simulate_with
 from lab.processes import in_processes
 from policies.cuckoo import CuckooSettings
@@ -28,14 +29,16 @@ from policies.cuckoo.policy import Cuckoo, cuckoo
 
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
 
-HEADLINE = (CALIBRATED, "free running, λ = 2")
-MEASURED = (AS_MEASURED, "free running, λ = 1.5")
-IN_STEP = (CALIBRATED, "in step, λ = 2")
+HEADLINE = ("Muri", "free running, λ = 1.5")
+BUSIER = (LONGER, HEADLINE[1])
+SENDING = ("table 3", "free running, λ = 2")
+IN_STEP = ("table 3", "in step, λ = 2")
 TRUTHS: Mapping[str, tuple[type[Truth], float]] = {
-    HEADLINE[1]: (FreeRunning, 2.0),  # 3.2.3
-    MEASURED[1]: (FreeRunning, LAMBDA_GPU),
+    HEADLINE[1]: (FreeRunning, LAMBDA_GPU),
+    SENDING[1]: (FreeRunning, 2.0),  # 3.2.3
     IN_STEP[1]: (InStep, 2.0),
 }
+OTHERS = ("sjf", "magm")  # CARMA's own, on the same trace
 
 # In the paper both jobs of a group start at once. So here a job computes as soon as it is launched,
 # and its partner follows a second later.
@@ -52,7 +55,7 @@ class Variant:
     def made(self, settings: Settings, truth: str = HEADLINE[1]) -> Cuckoo:
         """The paper's λ where the truth has it, and groups in step where they are."""
         kind, gpu = TRUTHS[truth]
-        own = CuckooSettings() if truth == MEASURED[1] else CuckooSettings(lambda_gpu=gpu)
+        own = CuckooSettings() if truth == HEADLINE[1] else CuckooSettings(lambda_gpu=gpu)
         made = self.of(cuckoo(settings, own))
         return replace(made, packer=replace(made.packer, in_step=kind is InStep))
 
@@ -80,10 +83,11 @@ VARIANTS = {
 }
 WEIGHTS = {f"w = {w:g}": Variant({"weight": w}) for w in (0.0, 0.4, 0.8)}
 ALL = {**VARIANTS, **WEIGHTS}
-# What is behind the differences: Muri's stages as they were measured, groups kept in step.
+# What is behind the differences: longer jobs, table 3's stages, groups kept in step.
 SETTINGS: Mapping[Setting, Sequence[str]] = {
-    HEADLINE: tuple(ALL),
-    MEASURED: ("Cuckoo", "Muri-P", "Blossom", "EDF", "Cuckoo-Homo", "Muri-Hetero", "None"),
+    HEADLINE: tuple(VARIANTS),
+    BUSIER: ("Cuckoo", "EDF", "Muri-Hetero", "Blossom"),
+    SENDING: (*ALL, *OTHERS),
     IN_STEP: ("Cuckoo", "Muri-P", "Blossom", "None"),
 }
 SEEDS = 5
@@ -92,7 +96,7 @@ SEEDS = 5
 @dataclass(frozen=True, slots=True)
 class Case:
     setting: Setting
-    what: str  # a variant of Cuckoo
+    what: str  # a variant of Cuckoo, or another policy
     seed: int
 
 
@@ -160,8 +164,9 @@ class Watched:
 
 def run(case: Case) -> Result:
     (stages, truth), what = case.setting, case.what
-    settings = Settings(policy="cuckoo", monitor=MONITOR)
-    watched = Watched(ALL[what].made(settings, truth), settings.policy)
+    settings = Settings(policy="cuckoo" if what in ALL else what, monitor=MONITOR)
+    made = ALL[what].made(settings, truth) if what in ALL else registry.bare_policy(settings)
+    watched = Watched(made, settings.policy)
     jobs, (kind, gpu) = trace(stages, case.seed), TRUTHS[truth]
     with (
         mock.patch.object(Workload, "load", _load),

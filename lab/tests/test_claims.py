@@ -15,7 +15,8 @@ from benchmarks import ROOT
 from lab import RESULTS, reproduce
 from lab.claims import Bound, Claim, Verdict, median_interval
 from lab.cuckoo import claims as cuckoo
-from lab.cuckoo.runs import HEADLINE, IN_STEP, MEASURED, Result, Setting
+from lab.cuckoo.paper import CUCKOO_MET, FIFO_MET
+from lab.cuckoo.runs import BUSIER, HEADLINE, IN_STEP, SENDING, Result, Setting
 
 
 def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
@@ -74,7 +75,8 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
                 *(run("Cuckoo", seed, met) for seed, met, _ in seeds),
                 *(run("Blossom", seed, met) for seed, _, met in seeds),
                 *(run("None", seed, 0.4) for seed, *_ in seeds),
-                *(run(what, 0, met, MEASURED) for what, met in (("Cuckoo", 0.9), ("Blossom", 0.8))),
+                *(run(what, 0, met, SENDING) for what, met in (("Cuckoo", 0.9), ("Blossom", 0.8))),
+                *(run(what, 0, 0.5, BUSIER) for what in ("Cuckoo", "Blossom")),
                 *(run(what, 0, 0.5, IN_STEP) for what in ("Cuckoo", "Blossom")),
             ],
             "pairs": [],
@@ -82,14 +84,15 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
         "cuckoo_plans": {"plans": []},
     }
     found = cuckoo.claims(files.__getitem__)
-    lead, *times, untested = islice(found, 6)  # without Cuckoo's and None's deadlines
-    assert [each.unit for each in times] == ["×"] * 4
+    own, lead, *times, untested = islice(found, 7)
+    assert (own.paper, own.null, own.verdict) == (CUCKOO_MET, FIFO_MET, Verdict.REPRODUCED)
+    assert [each.unit for each in times] == ["×"] * 4  # None's deadlines: what it rests on
     assert untested.verdict is Verdict.UNTESTED
     assert (lead.paper, lead.unit) == (pytest.approx(30.14), "points")
     assert lead.ours == pytest.approx((30.0, 0.0))
     assert lead.verdict is Verdict.UNDECIDED
-    assert "10.0 points with Muri's stages as measured (weaker)" in lead.why
-    assert "0 points with groups kept in step (not reproduced)" in lead.why
+    assert "10.0 points with table 3's stages and λ = 2 (weaker)" in lead.why
+    assert "0 points with groups kept in step, too (not reproduced)" in lead.why
 
 
 def test_the_page_has_each_papers_claims_and_where_they_come_from(

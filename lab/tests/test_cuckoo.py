@@ -26,6 +26,7 @@ from lab.cuckoo.runs import (
     ALL,
     HEADLINE,
     IN_STEP,
+    SENDING,
     VARIANTS,
     Case,
     Result,
@@ -35,15 +36,12 @@ from lab.cuckoo.runs import (
 )
 from lab.cuckoo.workload import (
     BUSY,
-    CALIBRATED,
     FASTEST,
     GPUS,
     KINDS_THERE,
-    LOADING,
     MEANS_S,
     SIGMAS,
     SPAN_S,
-    STAGES,
     alone_s,
     load,
     trace,
@@ -89,7 +87,7 @@ def test_gradients_for_the_next_forward_pass_travel_while_it_loads() -> None:
 
 @needs_data
 def test_a_job_alone_takes_what_its_profile_says_on_every_kind_of_gpu() -> None:
-    for source in STAGES:
+    for source in ("Muri", "table 3"):
         for task in trace(source, 0, 60).tasks:
             speeds = dict(task.speeds)
             first, *_ = task.stages
@@ -147,7 +145,7 @@ def test_runs_end_and_every_job_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
     few = trace("Muri", 0, 24)
     few = replace(few, tasks=tuple(replace(task, submit_s=0.0) for task in few.tasks))
     monkeypatch.setattr("lab.cuckoo.runs.trace", lambda stages, seed: few)
-    packed, alone = (run(Case(HEADLINE, what, 0)) for what in ("Cuckoo", "None"))
+    packed, alone = (run(Case(HEADLINE, what, 0)) for what in ("Cuckoo", "fifo"))
     for result in (packed, alone):
         assert result.finished == result.jobs == 24
         assert result.kept + result.broken + result.late + result.lucky == 24
@@ -197,7 +195,8 @@ def _result(case: Case) -> Result:
 def test_groups_are_in_step_where_the_truth_is() -> None:
     for variant in VARIANTS.values():
         assert variant.made(Settings(policy="cuckoo"), IN_STEP[1]).packer.in_step
-    assert not Variant().made(Settings(policy="cuckoo")).packer.in_step
+    free = Variant().made(Settings(policy="cuckoo"), SENDING[1]).packer
+    assert free.model == Asynchronous(gpu=2.0) and not free.in_step
 
 
 @needs_data
@@ -215,17 +214,17 @@ def test_durations_have_the_calibrated_mean_and_deadlines_follow_them(source: st
 
 @needs_data
 def test_many_jobs_come_when_the_paper_says() -> None:
-    count = Counter(min(int(task.submit_s // SPAN_S), 29) for task in trace(CALIBRATED, 0).tasks)
+    count = Counter(min(int(task.submit_s // SPAN_S), 29) for task in trace("table 3", 0).tasks)
     calm = set(range(1, 30)) - {*BUSY}
     assert count.total() == 521 and count[0] == 100
     assert min(count[span] for span in BUSY) >= max(count[span] for span in calm)
 
 
 @needs_data
-def test_calibrated_jobs_load_less_and_are_otherwise_as_measured() -> None:
-    measured, lighter = (trace(source, 0, 24).tasks[0].stages for source in STAGES)
-    for one, other in zip(measured, lighter, strict=True):
-        assert other == replace(one, load_s=LOADING * one.load_s)
+def test_on_a_slower_gpu_all_of_an_iteration_is_slower_by_table_3() -> None:
+    [_, a100, a10] = trace("table 3", 0, 24).tasks[0].stages
+    slower = alone_s(a10) / alone_s(a100)
+    assert 1.9 < slower < 3 and a10.load_s / a100.load_s == pytest.approx(slower)
 
 
 def test_in_step_the_shorter_iteration_waits_for_the_longer() -> None:
