@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.harness import markdown_table
 from lab.castor.found import Runs, named, relative
 from lab.castor.paper import PAPERS, SIMULATED
-from lab.castor.runs import FAMILIES, GPUS, POLICIES, Result
+from lab.castor.runs import FAMILIES, GPUS, GUESSING, POLICIES, THEIRS, Result
 
 
 def against(runs: Runs) -> str:
@@ -48,6 +48,37 @@ def _told(family: str) -> Iterator[tuple[str, str, str, float]]:
             mine, its = simulated["castor"], simulated[other]
             yield other, "JCT", "jct", relative(mine.jct[0], its.jct[0])
             yield other, "queueing", "wait", relative(mine.wait[0], its.wait[0])
+
+
+def at_load(runs: Runs) -> str:
+    """The rows of tables 5 and 6 at the paper's load."""
+    headings = (
+        *("hours", "JCT", "paper", "queueing", "paper", "of the JCT", "paper", "slow-down"),
+        *("castor's JCT: median", "range", "paper"),
+    )
+    rows = []
+    for family in FAMILIES:
+        told = SIMULATED[family]
+        castor = runs.at("load", family, THEIRS, "castor")
+        for policy in (*POLICIES, GUESSING):
+            its = runs.at("load", family, THEIRS, policy)
+            jct, wait, slowed = (
+                fmean(getattr(run, of) for run in its) for of in ("jct", "wait", "slowdown")
+            )
+            change = [relative(one.jct, other.jct) for one, other in zip(castor, its, strict=True)]
+            theirs = told.get(policy)
+            rows.append(
+                (
+                    f"{policy}, {named(family)}",
+                    *(f"{jct:.2f}", f"{theirs.jct[0]:.2f}" if theirs else ""),
+                    *(f"{wait:.2f}", f"{theirs.wait[0]:.2f}" if theirs else ""),
+                    *(_share(wait, jct), _share(theirs.wait[0], theirs.jct[0]) if theirs else ""),
+                    f"{slowed:.2f}",
+                    *(f"{median(change):+.0f} %", f"{min(change):+.0f} to {max(change):+.0f}"),
+                    f"{relative(told['castor'].jct[0], theirs.jct[0]):+.0f} %" if theirs else "",
+                )
+            )
+    return markdown_table(headings, rows, numbers=range(1, len(headings)))
 
 
 def best(runs: Runs) -> str:

@@ -7,11 +7,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from carmad.readable import number
-from lab.castor import tiresias
-from lab.castor.found import Runs
 from lab.castor.paper import PAPERS, SIMULATED
-from lab.castor.runs import FULL, OTHERWISE, THEIRS, Result
+from lab.castor.runs import GUESSING, THEIRS
 from lab.claims import Bound, Claim, SetUp
 
 Run = Mapping[str, Any]
@@ -22,23 +19,17 @@ JCT = {
     "saturn": {"fifo": -39, "sjf": -14, "tiresias": -27, "lucid": -14},
 }
 WAIT = {"philly": -78, "saturn": -74}
-HOURS = "which hours of the workloads the paper took is not known"
+LOAD = "the samples run at the load at which fifo queues as in the paper"
 MORE = {
     "lucid": "; our Lucid knows durations, the paper's predicts them",
     "sjf_ffs": "; the paper has its greatest lead on Venus (9.5)",
 }
+PLAIN = ("policies", THEIRS)  # the samples as they are
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
-    every = [run for run in read("castor")["runs"] if run["table"] in ("policies", *OTHERWISE)]
-    theirs = [run for run in every if run["size"] == THEIRS]
-    runs = [run for run in theirs if run["table"] == "policies"]
-    fuller = [run for run in every if run["size"] == FULL]
-    # Who does not share is the same under each model.
-    under = {
-        model: [*runs, *(run for run in theirs if run["table"] == model)] for model in OTHERWISE
-    }
-    tried = Runs([Result(**run) for run in read("castor_tiresias")["runs"]])
+    runs = read("castor_load")["runs"]
+    plain = [run for run in read("castor")["runs"] if (run["table"], run["size"]) == PLAIN]
 
     def judged(what: str, paper: float, family: str, policy: str, measure: str) -> Claim:
         claim = Claim(
@@ -46,20 +37,19 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             paper,
             _changes(runs, family, policy, measure),
             "%",
-            HOURS + MORE.get(policy, ""),
+            LOAD + MORE.get(policy, ""),
             setup=(_queueing(runs, family),),
-            under={m: _changes(its, family, policy, measure) for m, its in under.items()},
         )
-        busier = replace(
+        before = replace(
             claim,
-            ours=_changes(fuller, family, policy, measure),
-            setup=(_queueing(fuller, family),),
-            under={},
+            ours=_changes(plain, family, policy, measure),
+            setup=(_queueing(plain, family),),
         )
-        share = number(busier.setup[0].ours)
-        told = f"on {FULL} GPUs, where {share} % of fifo's JCT is queueing: {busier.told}"
-        others = f"; {_tried(tried, family)}" if policy == "tiresias" else ""
-        return replace(claim, cause=told + others)
+        told = f"at the samples' own load: {before.told}"
+        if policy == "lucid":
+            guessed = _changes(runs, family, GUESSING, measure)
+            told += f"; {claim.otherwise('if Lucid guesses durations', guessed)}"
+        return replace(claim, cause=told)
 
     for family, paper in JCT.items():
         for policy, change in paper.items():
@@ -108,22 +98,6 @@ def _queueing(runs: Sequence[Run], family: str) -> SetUp:
     alone = [run for run in runs if run["workload"] == family and run["what"] == "fifo"]
     ours = median(run["wait"] / run["jct"] for run in alone)
     return SetUp("fifo's share of queueing", 100 * paper.wait[0] / paper.jct[0], 100 * ours, "%")
-
-
-def _tried(runs: Runs, family: str) -> str:
-    """What becomes of Castor's lead over other Tiresiases, in the median over the samples."""
-
-    def against(size: str, what: str) -> float:
-        return median(tiresias.changes(runs, family, size, what))
-
-    each = [against(THEIRS, what) for what in tiresias.VARIANTS]
-    more = tuple(tiresias.SIZES)[-1]
-    combined = against(more, tiresias.COMBINED)
-    return (
-        "no single cause: dearer preemptions, other queue limits, passing, fewest nodes:"
-        f" {number(max(each))} to {number(min(each))} %; at a higher load ({more} GPUs)"
-        f" {number(against(more, tiresias.OURS))} %, there with three of these {number(combined)} %"
-    )
 
 
 def _changes(

@@ -1,5 +1,9 @@
 """What the page of `lab.castor` says beside its tables."""
 
+from lab.castor.workload import PACES
+
+_PACES = ", ".join(f"{a:g} and {b:g} ({family})" for family, (a, b) in PACES.items())
+
 SETTING = """\
 Castor's mean against the other policy's; "apart" is ours less the paper's. The paper's numbers are
 from its tables 5 and 6 (simulated: 128 A6000, 240 jobs). Ours are 240 jobs on 128 and on 64 A6000:
@@ -14,6 +18,13 @@ are not described well enough to repeat it.
 - CARMA's rules hold for all. A GPU takes the next job 30 s after the last one's first kernel, which
   comes 10 s after its launch. Only Castor and Lucid let jobs pass one that waits; with "line not
   held" SJF and SJF-FFS do, too."""
+
+LOAD = f"""\
+Five samples of 240 jobs on 128 A6000, means; the claims rest on these. The paper's load is not
+known, but FIFO's rows of its tables 5 and 6 tell how long its jobs are (JCT less queueing) and how
+crowded it is (queueing over JCT). So durations, and times between arrivals, are multiplied, for all
+jobs of a workload alike, until FIFO has both in the mean: {_PACES}. FIFO's own figures are
+therefore no result; all others' are."""
 
 MURI = """\
 Of each trace the 480 jobs that follow each other the fastest. Hours."""
@@ -68,8 +79,9 @@ below 0.02 seconds" on 16 GPUs."""
 
 CAUSES = """\
 - **Load.** All differences grow with it, and that of the paper's samples is not known; by what
-  share of FIFO's JCT is queueing (above) it lies between our two sizes. With 128 GPUs and two jobs
-  on each hardly anybody waits here, whatever the ratios.
+  share of FIFO's JCT is queueing (above) it lies between our two sizes (`python -m lab.castor load`
+  has the paper's, castor_load.md). With 128 GPUs and two jobs on each hardly anybody waits here,
+  whatever the ratios.
 - **Which jobs.** The paper samples "the busiest period", and has 34 % of its testbed's jobs on 16
   or 32 GPUs. The eight hours of Philly's trace in which most jobs come have 1.04 GPUs a job, none
   more than eight, and a median of 0.7 h (`python -m lab.castor.busiest`, castor_busiest.md). Sia's
@@ -81,7 +93,8 @@ CAUSES = """\
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.
   Theorem 1, too, compares with waiting for the neighbour as if nobody else waited for its GPUs.
-- **Tiresias** pays 20 s for each preemption here. In the paper it is hardly better than FIFO. What
+- **Tiresias** pays 20 s for each preemption here. In the paper it is hardly better than FIFO. Most
+  of that is the load: at the paper's, Castor leads it by 29 and 44 % (castor_load.md). What else
   is not printed of it was tried (`python -m lab.castor.tiresias`, castor_tiresias.md): what a
   preemption costs, the limits of its queues, who may pass, and jobs on the fewest nodes. None of
   these alone makes it much slower. On 96 GPUs, with three of them, Castor leads by about as much as

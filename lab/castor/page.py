@@ -31,6 +31,7 @@ def report(results: Sequence[Result], taken: Sequence[Taken], name: str = "") ->
     sections: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("policies", lambda: _of_the_paper(runs)),
         *(("policies", partial(_of_family, runs, family)) for family in FAMILIES),
+        ("load", lambda: (notes.LOAD, against.at_load(runs))),
         ("muri", lambda: ("## Muri's traces, 128 V100 (32 GB)", notes.MURI, _muri(runs))),
         (
             "intensities",

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from carma_simulator import interference
-from carma_simulator.experiment import Experiment, Load, Outcome, Trace
+from carma_simulator.experiment import Experiment, Load, Outcome, Physics, Trace
 from carma_simulator.hardware import parse
 from carma_simulator.interference import Interference
 from carma_simulator.metrics import crashes, has_finished, preemptions, times
@@ -20,7 +20,15 @@ from carmad.core.jobs.attempt import Mode
 from carmad.learning.models import Boosted
 from lab.castor import gavel
 from lab.castor.sharing import crowded, decisions
-from lab.castor.workload import BEGIN_S, JOBS, muri, profiled_before, resizable, sampled
+from lab.castor.workload import (
+    BEGIN_S,
+    JOBS,
+    as_queued,
+    muri,
+    profiled_before,
+    resizable,
+    sampled,
+)
 from lab.castor.workload import with_lucids_models as lucids
 from lab.data import DATA
 from lab.processes import in_processes
@@ -29,7 +37,8 @@ from policies.castor.interference import load_shipped
 
 POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
-OTHERWISE = ("additive", "none")  # models of interference beside the default
+GUESSED = 1.0  # σ of the factor by which a guess of a duration is off
+GUESSING = "lucid, durations guessed"
 FAMILIES = ("philly", "saturn")
 GPUS = {"128": "16x8xA6000-48GB", "64": "8x8xA6000-48GB"}  # the paper's, and half of them
 THEIRS, FULL = "128", "64"  # the paper's, and where jobs queue
@@ -46,7 +55,6 @@ LARGE = 8  # a large job has more GPUs (9.4)
 PAIRS = f"measured:{DATA}/lucid/colocated_pairs_rtx3090.csv"
 OF_THE_PAPER = (
     "policies",
-    "otherwise",
     "benefits",
     "muri",
     "intensities",
@@ -140,7 +148,7 @@ def cases(tables: Collection[str]) -> list[Case]:
     """Of these tables."""
     made = {
         "policies": _policies,
-        "otherwise": _otherwise,
+        "load": _load,
         "benefits": _benefits,
         "muri": _muri,
         "intensities": _intensities,
@@ -246,14 +254,16 @@ def _policies() -> Iterator[Case]:
             yield Case("policies", family, FULL, "castor, profiling online", made, False)
 
 
-def _otherwise() -> Iterator[Case]:
-    """Whoever shares, under other models of interference."""
-    for model in OTHERWISE:
-        for family in FAMILIES:
-            for trace in _samples(family):
-                for policy in SHARING:
-                    made = experiment(trace, GPUS[THEIRS], policy, simulated=model)
-                    yield Case(model, family, THEIRS, policy, made)
+def _load() -> Iterator[Case]:
+    """All at the paper's load."""
+    for family in FAMILIES:
+        for n in FEW:
+            trace = as_queued(family, n)
+            for policy in POLICIES:
+                yield Case("load", family, THEIRS, policy, experiment(trace, GPUS[THEIRS], policy))
+            made = experiment(trace, GPUS[THEIRS], "lucid")
+            made = replace(made, physics=Physics(duration_error=GUESSED))
+            yield Case("load", family, THEIRS, GUESSING, made)
 
 
 def _benefits() -> Iterator[Case]:

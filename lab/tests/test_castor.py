@@ -23,13 +23,25 @@ from lab.castor import gavel, tiresias
 from lab.castor.busiest import busiest
 from lab.castor.page import report
 from lab.castor.paper import SIMULATED
-from lab.castor.runs import OF_THE_PAPER, Case, Known, Result, cases, experiment, knowing, result
+from lab.castor.runs import (
+    OF_THE_PAPER,
+    POLICIES,
+    Case,
+    Known,
+    Result,
+    cases,
+    experiment,
+    knowing,
+    result,
+)
 from lab.castor.sharing import crowded, decisions
 from lab.castor.time_model import Measured, fit
 from lab.castor.timing import Taken
 from lab.castor.tiresias import Variant, fewest_nodes
 from lab.castor.workload import (
     BEGIN_S,
+    PACES,
+    as_queued,
     batch_shares,
     files,
     muri,
@@ -198,6 +210,23 @@ def test_the_page_of_tiresias_has_every_row() -> None:
     text = tiresias.report(results).page({})
     assert "nan" not in text
     assert text.count("-20 %") == sum(len(rows) - 1 for rows in tiresias.ROWS.values()) * 2
+
+
+@needs_data
+def test_the_page_of_the_papers_load_has_every_policy_beside_the_papers() -> None:
+    asked = cases(["load"])
+    text = report([a_result(case, 0.8 if case.what == "castor" else 1.0) for case in asked], [])
+    rows = [row for row in text.page({}).splitlines() if "-20 %" in row]
+    assert len(rows) == 2 * len(POLICIES)  # castor itself aside, and with a guessing Lucid
+    assert rows[0].startswith("| fifo, Philly") and "-42 %" in rows[0] and "70 %" in rows[0]
+
+
+@needs_data
+def test_at_the_papers_load_jobs_are_paced_alike() -> None:
+    longer, later = PACES["saturn"]
+    own, paced = sampled("saturn", 1).tasks, as_queued("saturn", 1).tasks
+    assert [t.duration_s for t in paced] == [pytest.approx(longer * t.duration_s) for t in own]
+    assert [t.submit_s for t in paced] == [pytest.approx(later * t.submit_s) for t in own]
 
 
 @pytest.mark.long
