@@ -3,7 +3,8 @@
 Whoever reads another process's environment, command line or memory map waits for that process's
 memory, which it can lock for as long as it likes; and what its working directory, its program and
 its files are on may never answer. `python -m benchmarks.daemon.siege` has such a process. Only a
-process of its own that nobody needs may do it: `carmad.attempt.marks`, run alone.
+process of its own that nobody needs may do it: `carmad.attempt.marks`, run alone. `fdinfo` is no
+such file: the kernel has a file's position itself, and asks no file system for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks import ROOT
 
 CARMA = tuple(f"{ROOT}/{name}/" for name in ("carmad", "cli", "carma_client", "extras", "recovery"))
 OF_A_PROCESS = re.compile(
-    r"/proc/(\d+)/(?:task/\d+/)?(?:environ|cmdline|maps|smaps\w*|numa_maps|map_files|cwd|exe|fd|fdinfo)\b"
+    r"/proc/(\d+)/(?:task/\d+/)?(?:environ|cmdline|maps|smaps\w*|numa_maps|map_files|cwd|exe|fd)\b"
 )
 EVENTS = frozenset({"open", "os.listdir", "os.scandir", "os.chdir"})
 REPORT = "AUDIT_REPORT"  # the file's path, in the environment

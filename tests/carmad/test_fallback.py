@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from carma_testing import FakeServer, a_job
-from carmad import beats, configfile, guards, registry, replay
+from carmad import beats, configfile, guards, registry
 from carmad.config import Settings
 from carmad.core.jobs.attempt import Cause, Exit
 from carmad.core.jobs.states import JobState
@@ -21,6 +21,7 @@ from carmad.core.state import FIRST_TRY_S
 from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
+from lab import replay
 from policies import builtin
 from tests.waiting import PATIENCE_S, until
 
