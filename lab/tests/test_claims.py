@@ -72,6 +72,7 @@ IDLE = SetUp("fifo queues", 10.0, 7.0, "h")
         (replace(five(2.0, 1.0), bound=Bound.AT_LEAST), Verdict.NOT),
         # Nothing to judge, or judged on what it was chosen by.
         (claim(-36.0), Verdict.UNTESTED),
+        (replace(claim(-36.0), due=True), Verdict.DUE),
         (replace(five(-36.0, -36.0), fitted=True), Verdict.FITTED),
     ],
 )
@@ -188,6 +189,11 @@ def test_the_page_has_each_papers_claims_and_where_they_come_from(
     assert "| CARMA | makespan | reproduced | indicative | too few draws |" in text
     assert "| CARMA | energy | stronger | indicative: makespan | the same twice |" in text
     assert "| CARMA | share | stronger | no claim | of the set-up |" in text
+
+
+def test_what_is_still_to_be_run_counts_among_what_can_be_tested() -> None:
+    counts = Counter([Verdict.REPRODUCED, Verdict.DUE, Verdict.UNTESTED, Verdict.FITTED])
+    assert (reproduce.held(counts), reproduce.testable(counts)) == (1, 2)
 
 
 def test_every_changed_verdict_has_a_reason() -> None:
