@@ -460,6 +460,7 @@ def test_a_job_that_fits_on_a_node_waits_for_one():
 def test_a_large_job_takes_as_few_nodes_as_can_be():
     made = plan([1, 3, 2], [job(wants=5)])
     assert where(made) == {1: (1, 2, 3, 4, 5)}
+    assert where(plan([3, 1, 1], [job(wants=5)])) == {1: (0, 1, 2, 3, 4)}  # nodes are unlike
     busy = [running(7, 3, utilization=JUMBO)]
     assert where(plan([2, 2, 2], [job(wants=3, utilization=JUMBO)], busy)) == {1: (0, 1, 4)}
     busy += [running(8, 1, utilization=JUMBO), running(9, 5, utilization=JUMBO)]
