@@ -101,9 +101,10 @@ class SetUp:
 @dataclass(frozen=True)
 class Claim:
     """`ours`: a value per seed, sample or set; none if it cannot be tested, or (`due`) has not been
-    yet. `whole`: nothing is drawn, or the one value is of a whole data set. `fitted`: on the data that it is judged on.
-    `null`: the value that would mean no effect, such as 1 for a ratio. `price`: the effect is what
-    something costs, so that less of it is better. `under`: ours by another model of interference.
+    yet. `whole`: nothing is drawn, or the one value is of a whole data set. `fitted`: on the data
+    that it is judged on. `null`: the value that would mean no effect, such as 1 for a ratio.
+    `price`: the effect is what something costs, so that less of it is better. `under`: ours by
+    another model of interference.
     `note`: what is judged, and other ways to judge it. `cause`: of the difference, as tried."""
 
     what: str

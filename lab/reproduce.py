@@ -43,8 +43,8 @@ are fewer than {DRAWS} draws; one figure decides only where nothing is drawn, or
 whole data set or of all plans of a run. *Another set-up*: ours is stronger, but a figure of the
 set-up is not the paper's within {CLOSE:.0%}, or none is known. *Fitted*: chosen on the data that it
 is judged on, which counts for nothing. *Not yet run*: public data can test it, and it counts among
-such, but it has not been run with the code of now. In brackets: what the figures alone would say. A limit of
-time is kept or not on our machine, whatever the paper's was."""
+such, but it has not been run with the code of now. In brackets: what the figures alone would say.
+A limit of time is kept or not on our machine, whatever the paper's was."""
 # What was judged otherwise until 2026-12-01, with the old verdict; a reason if it is not the rule.
 BEFORE = Path(__file__).with_name("verdicts_before.csv")
 BY_RULE = {

@@ -243,6 +243,22 @@ def test_a_gpu_is_kept_for_it():
         assert (refused(plan[2]) == {0: ["held_for"]}) == kept
 
 
+def test_a_nicer_job_goes_first_never():
+    old, new = waits(1, 1, submitted_at=0.0, nice=5), waits(2, 1 / 60, submitted_at=9 * HOUR)
+    assert where(at(9 * HOUR, [new, old]))[2] == (0,)
+    assert where(at(9 * HOUR, [replace(new, spec=replace(new.spec, nice=5)), old]))[1] == (0,)
+
+
+def test_nobody_makes_the_gpus_settle_anew_that_it_waits_for():
+    settles = {"settling": Reason("settling", 30.0, 10.0, unit="s")}
+    queue = [waits(2, 1 / 60, submitted_at=6 * HOUR), waits(1, 1, wants=2, submitted_at=0.0)]
+    residents = [runs(8, 9, 0, **profiled(0.1)), runs(9, 9, 1, **profiled(0.1))]
+    views = gpu_views([a_gpu(0), a_gpu(1)], residents, half_free, at=6 * HOUR, gpu1=settles)
+    plan = placements(POLICY, a_view(views, queue, Settings(), 6 * HOUR))
+    assert where(plan) == {1: (), 2: ()}
+    assert refused(plan[2]) == {0: ["held_for"], 1: ["settling"]}
+
+
 # -- suspend
 
 SUSPENDS = Settings(
