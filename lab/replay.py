@@ -15,11 +15,7 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.history import History as CoreHistory
 from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Trained
-from carmad.core.placing.decision import (
-    FALLBACK,
-    Decision,
-    Failure,
-)
+from carmad.core.placing.decision import FALLBACK, Decision, Failure
 from carmad.core.scheduler import Scheduler
 from carmad.store import journal
 

@@ -16,6 +16,7 @@ from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Trained
 from carmad.core.rules.limits import Reservation, slots
+from carmad.learning.files import decode_model, find_model
 from carmad.learning.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
 from carmad.store import codec
@@ -156,11 +157,10 @@ def test_memory_counts_as_a_share_of_the_card_and_amp_as_declared():
 
 
 def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_learned_one():
-    tree = traits.load_shipped()
-    assert codec.decode_model(codec.encode(tree)) == tree
+    tree = find_model("packing", Tree, {})
+    assert decode_model(codec.encode(tree)) == tree
     assert set(tree.classes) == set(traits.SCORES)
-    assert traits.packing_model({}) == tree
-    assert traits.packing_model({"packing": TREE}) is TREE
+    assert find_model("packing", Tree, {"packing": TREE}) is TREE
 
 
 # -- the binder, rule by rule
