@@ -484,6 +484,7 @@ def test_why_it_is_where_it_is():
             Reason("held_for", HOUR, unit="s", detail="job 9"),
             "is kept for job 9: only a job that is known to end in 60 min may use it",
         ),
+        (Reason("held_for", 0.0, unit="s", detail="job 9"), "is kept for job 9"),
         (
             Reason("promised", HOUR, 2, "s"),
             "GPUs kept for it: 2, expected to be free within 60 min",
