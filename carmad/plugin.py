@@ -53,7 +53,6 @@ from carmad.core.placing.decision import Verdict as Verdict
 from carmad.core.placing.outlook import LEAST_S as LEAST_S
 from carmad.core.placing.outlook import MINUTE_S as MINUTE_S
 from carmad.core.placing.outlook import Left as Left
-from carmad.core.placing.outlook import exactly as exactly
 from carmad.core.placing.outlook import left as left
 from carmad.core.placing.outlook import predicted_s as predicted_s
 from carmad.core.placing.view import PASSING as PASSING
@@ -86,6 +85,7 @@ from carmad.errors import CarmaError as CarmaError
 from carmad.explanation import ContextOut as ContextOut
 from carmad.explanation import ExplanationOut as ExplanationOut
 from carmad.explanation import HeldOut as HeldOut
+from carmad.learning.files import find_model as find_model
 from carmad.learning.models import Additive as Additive
 from carmad.learning.models import Boosted as Boosted
 from carmad.learning.models import Lookup as Lookup

@@ -16,6 +16,8 @@ The rule, for a referee to disagree with:
    an easier test reproduces nothing.
 5. *Fitted*: something was chosen on the very data that ours are judged on. That proves nothing, and
    counts for nothing.
+6. *Not yet run*: public data can test it, but nobody has run it with the code of now. It counts
+   among what can be tested.
 
 What can be measured in several ways is one claim: it is judged by the way nearest the paper's, and
 the others are told. What is not reproduced has a cause that was tried, with and without, or says
@@ -52,11 +54,12 @@ class Verdict(StrEnum):
     ELSEWHERE = "another set-up"
     INDICATIVE = "indicative"
     FITTED = "fitted"
+    DUE = "not yet run"
     UNTESTED = "not testable with public data"
 
 
 # What no cause is asked for.
-SETTLED = (Verdict.REPRODUCED, Verdict.FITTED, Verdict.UNTESTED)
+SETTLED = (Verdict.REPRODUCED, Verdict.FITTED, Verdict.DUE, Verdict.UNTESTED)
 BY_STRENGTH = (Verdict.NOT, Verdict.WEAKER, Verdict.REPRODUCED, Verdict.STRONGER)
 
 
@@ -97,10 +100,11 @@ class SetUp:
 
 @dataclass(frozen=True)
 class Claim:
-    """`ours`: a value per seed, sample or set; none if it cannot be tested. `whole`: nothing is
-    drawn, or the one value is of a whole data set. `fitted`: on the data that it is judged on.
-    `null`: the value that would mean no effect, such as 1 for a ratio. `price`: the effect is what
-    something costs, so that less of it is better. `under`: ours by another model of interference.
+    """`ours`: a value per seed, sample or set; none if it cannot be tested, or (`due`) has not been
+    yet. `whole`: nothing is drawn, or the one value is of a whole data set. `fitted`: on the data
+    that it is judged on. `null`: the value that would mean no effect, such as 1 for a ratio.
+    `price`: the effect is what something costs, so that less of it is better. `under`: ours by
+    another model of interference.
     `note`: what is judged, and other ways to judge it. `cause`: of the difference, as tried."""
 
     what: str
@@ -114,6 +118,7 @@ class Claim:
     price: bool = False
     whole: bool = False
     fitted: bool = False
+    due: bool = False
     setup: tuple[SetUp, ...] = ()
     under: Mapping[str, Values] = field(default_factory=dict)
 
@@ -124,7 +129,7 @@ class Claim:
     @cached_property
     def verdict(self) -> Verdict:
         if not self.ours:
-            return Verdict.UNTESTED
+            return Verdict.DUE if self.due else Verdict.UNTESTED
         if self.fitted:
             return Verdict.FITTED
         if not self.whole and len(self.ours) < DRAWS:

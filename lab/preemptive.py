@@ -10,19 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from carmad.plugin import (
-    AskAgain,
-    GpuId,
-    GpuView,
-    Job,
-    JobId,
-    Preemption,
-    Proposal,
-    Reason,
-    View,
-)
+from carmad.plugin import AskAgain, GpuId, GpuView, Job, JobId, Preemption, Proposal, Reason, View
 from policies.ranked import Ranked, Turn, down_the_line
-from policies.views import fewest, vacated_view, yields
+from policies.views import empty_view, fewest, yields
 
 Priority = Callable[[Job, float], float]
 Instant = Callable[[Job], float]
@@ -127,7 +117,7 @@ class Preemptive:
     def _suitable(self, head: Job, view: View) -> list[Occupied]:
         """The GPUs that would be suitable without the jobs that are in the way: those on the GPU,
         and other users' clients if an MPS server serves the whole node."""
-        verdicts = self.unshared.place(head, vacated_view(view)).verdicts
+        verdicts = self.unshared.place(head, empty_view(view)).verdicts
         suitable = {verdict.gpu for verdict in verdicts if not verdict.refused}
         uid = view.demand(head).mps_uid
         found = []

@@ -4,8 +4,9 @@ decisions. If they differ, CARMA or a plugin may have been of a different versio
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,12 +16,9 @@ from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.history import History as CoreHistory
 from carmad.core.jobs.job import Job
 from carmad.core.messages import Discovered, Trained
-from carmad.core.placing.decision import (
-    FALLBACK,
-    Decision,
-    Failure,
-)
+from carmad.core.placing.decision import FALLBACK, Decision, Failure
 from carmad.core.scheduler import Scheduler
+from carmad.errors import CarmaError
 from carmad.store import journal
 
 # -- plugins that fail at exactly the calls that failed when the journal was recorded, and answer
@@ -176,11 +174,17 @@ def _forget(told: dict[JobId, Decision], jobs: tuple[Job, ...]) -> None:
             told.pop(job.id, None)
 
 
-def main(segments: Iterable[Path]) -> int:
-    """Says of each file, a segment of a journal, whether all decisions are the same."""
+def main(arguments: Sequence[str]) -> int:
+    """Says of each segment whether all decisions are the same."""
+    parser = ArgumentParser(prog="python -m lab.replay", description=__doc__)
+    parser.add_argument("segments", nargs="+", type=Path, help="files of a journal")
     is_equal = True
-    for segment in segments:
-        made = reproduce(segment)
+    for segment in parser.parse_args(arguments).segments:
+        try:
+            made = reproduce(segment)
+        except (CarmaError, OSError) as error:
+            print(f"{segment}: {error}", file=sys.stderr)
+            return 2
         print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
         if first := made.first:
             is_equal = False
@@ -190,4 +194,4 @@ def main(segments: Iterable[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(map(Path, sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

@@ -42,8 +42,9 @@ interval (by bootstrap) reaches into another verdict. *Indicative*: something is
 are fewer than {DRAWS} draws; one figure decides only where nothing is drawn, or where it is of a
 whole data set or of all plans of a run. *Another set-up*: ours is stronger, but a figure of the
 set-up is not the paper's within {CLOSE:.0%}, or none is known. *Fitted*: chosen on the data that it
-is judged on, which counts for nothing. In brackets: what the figures alone would say. A limit of
-time is kept or not on our machine, whatever the paper's was."""
+is judged on, which counts for nothing. *Not yet run*: public data can test it, and it counts among
+such, but it has not been run with the code of now. In brackets: what the figures alone would say.
+A limit of time is kept or not on our machine, whatever the paper's was."""
 # What was judged otherwise until 2026-12-01, with the old verdict; a reason if it is not the rule.
 BEFORE = Path(__file__).with_name("verdicts_before.csv")
 BY_RULE = {
@@ -51,7 +52,6 @@ BY_RULE = {
     Verdict.INDICATIVE: "too few draws",
     Verdict.ELSEWHERE: "stronger, in another set-up than the paper's",
 }
-OTHERWISE = "the median decides, or new results"
 
 
 def measure() -> Report:
@@ -89,7 +89,7 @@ def changed(verdicts: Mapping[str, Mapping[str, Verdict]]) -> Iterator[tuple[str
             after = verdicts[paper][elsewhere or what]
             if after != before or elsewhere:
                 told = f"{after}: {elsewhere}" if elsewhere else after
-                yield paper, what, before, told, why or BY_RULE.get(after, OTHERWISE)
+                yield paper, what, before, told, why or BY_RULE.get(after, "")
 
 
 def testable(counts: Mapping[Verdict, int]) -> int:

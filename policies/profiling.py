@@ -16,17 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from carmad.plugin import (
-    GpuId,
-    GpuView,
-    Job,
-    NodeView,
-    Placement,
-    ProfilingRun,
-    Reason,
-    View,
-    idle,
-)
+from carmad.plugin import GpuId, GpuView, Job, NodeView, Placement, ProfilingRun, Reason, View, idle
 from policies.reasons import expectation
 from policies.rules import Rules
 

@@ -43,6 +43,11 @@ def _risk(reason: Reason) -> str:
     return f"is too busy to share: {metric} {reason.have:.2f} (limit {reason.need:.2f}){parts}"
 
 
+def _held_for(reason: Reason) -> str:
+    unless = f": only a job that is known to end in {duration(reason.need)} may use it"
+    return f"is kept for {reason.detail}{unless if reason.need else ''}"
+
+
 def _promised(reason: Reason) -> str:
     if reason.detail:  # when it starts, then, is anybody's guess
         return f"GPUs kept for it: {reason.have:.0f}; {reason.detail}"
@@ -63,13 +68,7 @@ REASONS = {
     "memory": Wording("GpuMemory", _memory, _free),
     "min_free": Wording("GpuMemory", _min_free, _free),
     "risk": Wording("GpuBusy", _risk),
-    "held_for": Wording(
-        "HeldFor",
-        lambda r: (
-            f"is kept for {r.detail}: only a job that is known to end in {duration(r.need)} may use"
-            " it"
-        ),
-    ),
+    "held_for": Wording("HeldFor", _held_for),
     "unprofiled": Wording(
         "Unprofiled",
         lambda r: f"{r.detail} has no profile yet, so its effect on others is unknown",

@@ -114,11 +114,6 @@ def available_s(gpu: GpuView, job: Job, view: View, from_s: float) -> float:
 
 def empty_view(view: View) -> View:
     """As it will look when all jobs and reservations of now have ended."""
-    return _change(view, _empty)
-
-
-def vacated_view(view: View) -> View:
-    """As it will look when all jobs of now have ended."""
     return _change(view, GpuView.vacated)
 
 
@@ -132,10 +127,6 @@ def once_settled(gpu: GpuView) -> GpuView:
     why = gpu.settling
     is_late = why is None or (why.code == "first_kernel" and why.have > MINUTE_S)
     return gpu if is_late else replace(gpu, settling=None)
-
-
-def _empty(gpu: GpuView) -> GpuView:
-    return replace(gpu.vacated(), reserved=())
 
 
 def _change(view: View, change: Callable[[GpuView], GpuView]) -> View:

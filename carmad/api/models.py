@@ -14,8 +14,9 @@ from carmad.api.wire import SCHEMA, iso, pick
 from carmad.core.jobs.attempt import JobId
 from carmad.core.jobs.states import ENDED
 from carmad.http.problems import Conflict
+from carmad.learning.files import load_shipped
 from carmad.learning.models import Model
-from carmad.learning.trained import load_shipped, missing_packages
+from carmad.learning.trained import missing_packages
 from carmad.store.values import table_row
 from carmad.threads import run_in_threadpool
 

@@ -17,12 +17,7 @@ from carmad.api.away import away
 from carmad.api.fairness import overtaken
 from carmad.api.job import JobOut, Jobs
 from carmad.api.outlook import StartOut, start_out
-from carmad.api.reasons import (
-    DecisionOut,
-    decision_out,
-    phrase,
-    reason_out,
-)
+from carmad.api.reasons import DecisionOut, decision_out, phrase, reason_out
 from carmad.api.wire import SCHEMA, with_labels
 from carmad.attempt.environment import log_paths
 from carmad.core.gpus import idling

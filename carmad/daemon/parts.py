@@ -36,14 +36,7 @@ from carmad.daemon import doctor
 from carmad.daemon.housekeeping import Housekeeping, release
 from carmad.daemon.monitor import MPS_EVERY_S, Externals, Monitor, MpsWatch
 from carmad.daemon.runners import Runners
-from carmad.daemon.service import (
-    Reloader,
-    find_waiting,
-    is_service,
-    listen,
-    notify,
-    read_settings,
-)
+from carmad.daemon.service import Reloader, find_waiting, is_service, listen, notify, read_settings
 from carmad.daemon.world import DaemonWorld
 from carmad.edge import BackgroundService, Chore, Follower, Host, SubmissionCheck
 from carmad.engine.clock import Clock, Wall, boot_id, wall_ahead

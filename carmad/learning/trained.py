@@ -1,5 +1,5 @@
-"""The models that policies and predictors use: those shipped with their packages, and those trained
-on this server's past jobs, by a separate process (`carmad.learning.training`)."""
+"""The models that policies and predictors use, trained on this server's past jobs by a separate
+process (`carmad.learning.training`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 from carmad import apart, beats
 from carmad.errors import CarmaError
 from carmad.installed import how_to_add
+from carmad.learning.files import decode_model
 from carmad.learning.models import Model
-from carmad.store import codec
 from carmad.store.sql import SqlStore
 
 log = logging.getLogger(__name__)
@@ -28,18 +26,6 @@ TRAINED = "trained"  # a file whose modification time is that of the last traini
 APART = "training"  # the directory of the database's copy during training
 DAY_S = 86_400.0
 TRAIN_LATE_S = DAY_S / 2
-
-
-@cache
-def load_shipped() -> Mapping[str, Model]:
-    """The models shipped with CARMA's policies, as policies/POLICY/NAME.json."""
-    return {
-        file.name.removesuffix(".json"): codec.decode_model(file.read_text(encoding="utf-8"))
-        for policy in files("policies").iterdir()
-        if policy.is_dir()
-        for file in policy.iterdir()
-        if file.name.endswith(".json")
-    }
 
 
 def missing_packages() -> str:
@@ -136,7 +122,7 @@ class Models:
     def _read(self) -> Iterator[tuple[str, Model]]:
         for path in sorted(self._directory.glob("*.json")):
             try:
-                yield path.stem, codec.decode_model(path.read_text(encoding="utf-8"))
+                yield path.stem, decode_model(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 log.error("%s is not a model, and is ignored: %.200s", path, error)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Discriminator, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pydantic_core import to_json
 
 from carmad.core.gpus.gpu import Drain
@@ -41,7 +41,6 @@ decode_reservation = TypeAdapter(Reservation).validate_json
 drain_of = TypeAdapter(Drain).validate_python  # from a table's row
 decode_decision = TypeAdapter(Decision).validate_json
 decode_job = TypeAdapter(Job).validate_json
-_MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 
 
 # pydantic_core.to_json and not TypeAdapter.dump_json, which turns an infinite rank into null unless
@@ -63,10 +62,6 @@ def decode_summary(text: str) -> JobSummary:
 
 
 _adapter = cache(TypeAdapter)  # made when first needed: a daemon may never be
-
-
-def decode_model(text: str) -> Model:
-    return _MODEL.validate_json(text)
 
 
 # -- as rows

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 from carmad.installed import how_to_add
 from carmad.readable import clean
 from cli import client, output
-from cli.text import (
-    NOTHING,
-    Table,
-    columns,
-    heading,
-    in_style,
-    local_time,
-    memory,
-    span,
-)
+from cli.text import NOTHING, Table, columns, heading, in_style, local_time, memory, span
 
 if TYPE_CHECKING:
     from carmad.api.estimates import EstimatorsOut

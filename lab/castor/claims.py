@@ -38,12 +38,12 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             _changes(runs, family, policy, measure),
             "%",
             LOAD + MORE.get(policy, ""),
-            setup=(_queueing(runs, family),),
+            setup=_queueing(runs, family, policy),
         )
         before = replace(
             claim,
             ours=_changes(plain, family, policy, measure),
-            setup=(_queueing(plain, family),),
+            setup=_queueing(plain, family, policy),
         )
         told = f"at the samples' own load: {before.told}"
         if policy == "lucid":
@@ -92,12 +92,18 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     yield Claim("makespan against fifo on the testbed (table 4)", -34, (), "%", note)
 
 
-def _queueing(runs: Sequence[Run], family: str) -> SetUp:
-    """How much of FIFO's JCT is queueing: how crowded it is."""
-    paper = SIMULATED[family]["fifo"]
-    alone = [run for run in runs if run["workload"] == family and run["what"] == "fifo"]
-    ours = median(run["wait"] / run["jct"] for run in alone)
-    return SetUp("fifo's share of queueing", 100 * paper.wait[0] / paper.jct[0], 100 * ours, "%")
+def _queueing(runs: Sequence[Run], family: str, policy: str) -> tuple[SetUp, ...]:
+    """How much of FIFO's and the policy's JCT is queueing: how crowded it is, and how much of that
+    is the baseline's doing."""
+
+    def share(what: str) -> SetUp:
+        paper = SIMULATED[family][what]
+        its = [run for run in runs if run["workload"] == family and run["what"] == what]
+        ours = 100 * median(run["wait"] / run["jct"] for run in its)
+        return SetUp(f"{what}'s share of queueing", 100 * paper.wait[0] / paper.jct[0], ours, "%")
+
+    known = (what for what in dict.fromkeys(("fifo", policy)) if what in SIMULATED[family])
+    return tuple(map(share, known))
 
 
 def _changes(

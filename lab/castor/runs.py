@@ -17,23 +17,15 @@ from carma_simulator.metrics import crashes, has_finished, preemptions, times
 from carma_simulator.run import simulate
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.jobs.attempt import Mode
+from carmad.learning.files import find_model
 from carmad.learning.models import Boosted
 from lab.castor import gavel
 from lab.castor.sharing import crowded, decisions
-from lab.castor.workload import (
-    BEGIN_S,
-    JOBS,
-    as_queued,
-    muri,
-    profiled_before,
-    resizable,
-    sampled,
-)
+from lab.castor.workload import BEGIN_S, JOBS, as_queued, muri, profiled_before, resizable, sampled
 from lab.castor.workload import with_lucids_models as lucids
 from lab.data import DATA
 from lab.processes import in_processes
 from policies.castor.interference import NAME as INTERFERENCE
-from policies.castor.interference import load_shipped
 
 POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
@@ -225,7 +217,10 @@ def unprofiled(trace: Trace, gpus: str) -> Experiment:
 def knowing(experiment: Experiment) -> Experiment:
     """Castor is told the ratios that the simulator has."""
     loads = tuple({task.load: None for task in experiment.trace.tasks})
-    same = {each.name: getattr(load_shipped(), each.name) for each in fields(Boosted)}
+    same = {
+        each.name: getattr(find_model(INTERFERENCE, Boosted, {}), each.name)
+        for each in fields(Boosted)
+    }
     memory_mib = min(node.kind.memory_mib for node in experiment.cluster.nodes)
     known = Known(**same, simulated=experiment.interference, loads=loads, memory_mib=memory_mib)
     return replace(experiment, models=((INTERFERENCE, known),))

@@ -43,7 +43,7 @@ BLACK_BOXES = {"random forest": 4.607, "LightGBM": 4.491, "XGBoost": 5.807, "MLP
 GLASS_BOX = "GA²M (EBM)"
 GLASS_MAE = 4.125
 WEEK = "Philly's whole week on 344 GPUs"
-LEFT_OUT = f"{WEEK}: too little of it has been run since Lucid consolidates (`lab.lucid.weeks`)"
+LEFT_OUT = f"{WEEK}, of which too little has been run since Lucid consolidates: `lab.lucid.weeks`"
 # What the causes are told by.
 COMPARED = (
     *((weeks.WEEK, what) for what in (*weeks.UNDRAWN, "lucid", *dict(weeks.PARTS))),
@@ -77,6 +77,7 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             1.0,
             BOUNDS.get(what, Bound.NONE),
             whole=what in WHOLE,
+            due=what not in whole,
             setup=setups.get(what, ()),
         )
     two = [[100 * abs(value - 1) for value in its.values] for its in by_thresholds(sensitivity)]

@@ -26,17 +26,7 @@ from lab.data import DATA
 from lab.lucid import runs
 from lab.lucid.findings import Figure, Finding, Row, Runs, middle, spread, tables
 from lab.lucid.page import FIGURES, PAPER
-from lab.lucid.runs import (
-    KNOWS,
-    MODELS,
-    PHYSICS,
-    POLICIES,
-    Case,
-    Given,
-    Known,
-    Result,
-    settings,
-)
+from lab.lucid.runs import KNOWS, MODELS, PHYSICS, POLICIES, Case, Given, Known, Result, settings
 from lab.lucid.workload import TEST, Models, pairs, trained
 from lab.main import main
 

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import ROOT
 from lab import RESULTS, reproduce
 from lab.carma import claims as carma
+from lab.castor import claims as castor
 from lab.claims import Bound, Claim, SetUp, Verdict, median_interval
 from lab.cuckoo import claims as cuckoo
 from lab.cuckoo.runs import BUSIER, HEADLINE, IN_STEP, SENDING, Result, Setting
@@ -72,6 +73,7 @@ IDLE = SetUp("fifo queues", 10.0, 7.0, "h")
         (replace(five(2.0, 1.0), bound=Bound.AT_LEAST), Verdict.NOT),
         # Nothing to judge, or judged on what it was chosen by.
         (claim(-36.0), Verdict.UNTESTED),
+        (replace(claim(-36.0), due=True), Verdict.DUE),
         (replace(five(-36.0, -36.0), fitted=True), Verdict.FITTED),
     ],
 )
@@ -188,6 +190,19 @@ def test_the_page_has_each_papers_claims_and_where_they_come_from(
     assert "| CARMA | makespan | reproduced | indicative | too few draws |" in text
     assert "| CARMA | energy | stronger | indicative: makespan | the same twice |" in text
     assert "| CARMA | share | stronger | no claim | of the set-up |" in text
+
+
+def test_what_is_still_to_be_run_counts_among_what_can_be_tested() -> None:
+    counts = Counter([Verdict.REPRODUCED, Verdict.DUE, Verdict.UNTESTED, Verdict.FITTED])
+    assert (reproduce.held(counts), reproduce.testable(counts)) == (1, 2)
+
+
+def test_castor_s_set_up_is_how_crowded_fifo_and_the_baseline_are() -> None:
+    read = lambda name: json.loads((RESULTS / f"{name}.json").read_text())  # noqa: E731
+    setups = {its.what: [each.what for each in its.setup] for its in castor.claims(read)}
+    shares = ["fifo's share of queueing", "tiresias's share of queueing"]
+    assert setups["mean JCT against tiresias, Philly"] == shares
+    assert setups["mean JCT against fifo, Philly"] == shares[:1]
 
 
 def test_every_changed_verdict_has_a_reason() -> None:

@@ -34,15 +34,11 @@ def test_every_command_is_in_the_readme() -> None:
 
 # Their commands have other names since; to be made again. `web_walk` was walked by hand.
 OLDER = {
-    "asrpt_prediction",
-    "carma_catalogue",
     "castor_decisions",
-    "castor_models",
     "cluster_2000",
     "decisions",
     "fidelity",
     "lucid_models",
-    "memory_carma",
     "memory_gpumemnet",
     "memory_scripts",
     "scale",

@@ -18,10 +18,12 @@ from carma_simulator import interference
 from carma_simulator.experiment import Attempt, JobOutcome, Load, Task, Trace
 from carmad.core.jobs.attempt import Cause, JobId, Mode
 from carmad.core.jobs.states import JobState
+from carmad.learning.files import find_model
+from carmad.learning.models import Tree
 from lab.data import DATA
 from lab.lucid import packing, packing_tree, page, runs, sensitivity_page, timing, workload
 from lab.lucid.findings import Runs
-from policies.lucid.traits import load_shipped
+from policies.lucid.traits import MODEL
 
 public = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not at ../shared/data")
 
@@ -205,8 +207,8 @@ def _result(case: runs.Case, jct: float) -> runs.Result:
 
 @public
 def test_the_shipped_tree_is_what_the_public_pairs_teach() -> None:
-    again = packing_tree.fit(packing.rows(), load_shipped().source, 0.0, load_shipped().errors)
-    assert load_shipped() == again
+    shipped = find_model(MODEL, Tree, {})
+    assert shipped == packing_tree.fit(packing.rows(), shipped.source, 0.0, shipped.errors)
 
 
 def _configurations() -> list[dict[str, object]]:

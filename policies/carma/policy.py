@@ -9,8 +9,8 @@ The rules (what each is worth: docs/policies/carma.md):
   GPU that is busy enough takes only jobs that hardly add to that.
 - **Suspend**, if `limits.preemption` says so: the longest of the jobs that have much more left.
 - **Join**, if nobody can be suspended: a busy GPU also takes a job that is short beside all there.
-- **Overdue.** The job that has waited longest goes first, once that is twice what is left of it,
-  or, where only a guess says what is left, `limits.overtaken_s`.
+- **Overdue.** Of jobs that are equally nice, the one that has waited longest goes first, once that
+  is twice what is left of it, or, where only a guess says what is left, `limits.overtaken_s`.
 - **Hold.** An overdue job, or else the first that needs empty GPUs, is promised those that are
   expected to be empty first. Until then others may use them if they are known to end in time
   (EASY). Where only a guess says when, they are kept after `limits.overtaken_s`.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from operator import le
 
 from carmad.plugin import (
@@ -145,13 +145,14 @@ class Plan:
         return self._proposals
 
     def _find_overdue(self, usable: int) -> Sequence[Job]:
-        """The job that has waited longest, if that is too long, and nobody is tried again or
-        urgent before."""
-        if any(job.retry or job.spec.urgent for job in self._view.queue[:SEEN]):
+        """Of the least nice jobs, the one that has waited longest, if that is too long; none while
+        one is tried again or is urgent."""
+        queue = self._view.queue
+        if any(job.retry or job.spec.urgent for job in queue[:SEEN]):
             return ()
-        waiting = sorted(self._view.queue, key=self._view.waited_s, reverse=True)
-        found = (job for job in waiting if job.spec.gpus <= usable and self._is_overdue(job))
-        return tuple(islice(found, 1))
+        nice = min((job.spec.nice for job in queue), default=0)
+        able = (job for job in queue if job.spec.nice == nice and job.spec.gpus <= usable)
+        return sorted(filter(self._is_overdue, able), key=self._view.waited_s, reverse=True)[:1]
 
     def _is_overdue(self, job: Job) -> bool:
         """Whether it may be overtaken no longer, not even by what is shorter."""
@@ -166,6 +167,8 @@ class Plan:
             return self._start(job, placement)
         if (later := self._place(job, self._soon, crowds)).gpus:
             self._soon = self._soon.with_placement(job, later.gpus)
+            if job in self._overdue:  # whoever joined would make the GPUs settle anew
+                self._promise = Promise(job.id, later.gpus, self._view.now)
         elif victims := self._find_victims(job):
             return replace(placement, reasons=(self._suspend(victims, job),))
         elif (joined := self._place(job, self._view, crowds=True)).gpus:

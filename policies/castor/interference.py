@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from typing import Protocol
 
-from pydantic import TypeAdapter
-
-from carmad.plugin import Boosted, Job, Loaded, View, beside
+from carmad.plugin import Boosted, Job, Loaded, View, beside, find_model
 from policies.castor.pairing import Ratios
 from policies.views import peak_mib
 
@@ -35,8 +31,7 @@ class Predicted:
     are kept alive, so that their identity is not reused.
     """
 
-    def __init__(self, shipped: Boosted) -> None:
-        self._shipped = shipped
+    def __init__(self) -> None:
         self._known: dict[tuple[int, ...], tuple[Ratios, object]] = {}
 
     def __call__(
@@ -44,8 +39,7 @@ class Predicted:
     ) -> Ratios:
         one, other = running.profile, new.profile
         assert one is not None and other is not None
-        trained = view.models.get(NAME)
-        model = trained if isinstance(trained, Boosted) else self._shipped
+        model = find_model(NAME, Boosted, view.models)
         shared = view.settings.collocation
         single = running.spec.gpus == new.spec.gpus == 1  # others need one MPS server for the node
         mps = shared.mps and (single or shared.mps_scope == "node")
@@ -73,10 +67,3 @@ def ratios(model: Boosted, running: Loaded, new: Loaded, mps: bool) -> Ratios:
         max(1.0, model.predict(beside(running, new, mps))),
         max(1.0, model.predict(beside(new, running, mps))),
     )
-
-
-@cache
-def load_shipped() -> Boosted:
-    """The model trained by `python -m lab.castor.models`."""
-    text = files("policies.castor").joinpath("interference.json").read_bytes()
-    return TypeAdapter(Boosted).validate_json(text)

@@ -14,18 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from carmad.plugin import (
-    Job,
-    Placement,
-    Proposal,
-    Reason,
-    Remember,
-    Settings,
-    Verdict,
-    View,
-)
+from carmad.plugin import Job, Placement, Proposal, Reason, Remember, Settings, Verdict, View
 from policies.builtin import in_order
-from policies.castor.interference import Predicted, load_shipped
+from policies.castor.interference import Predicted
 from policies.castor.neighbours import Worked, left_s, recall, unknown
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, only_idle
@@ -145,7 +136,7 @@ def castor(settings: Settings) -> Castor:
     return Castor(
         "castor",
         Ranked("castor", filters, in_order),
-        Sharing(conditions, Predicted(load_shipped())),
+        Sharing(conditions, Predicted()),
     )
 
 

@@ -17,17 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from carmad.plugin import (
-    Demand,
-    GpuId,
-    GpuView,
-    Job,
-    Preconditions,
-    Reason,
-    Verdict,
-    View,
-    idle,
-)
+from carmad.plugin import Demand, GpuId, GpuView, Job, Preconditions, Reason, Verdict, View, idle
 from policies.castor.interference import Interference
 from policies.castor.neighbours import (
     Neighbour,

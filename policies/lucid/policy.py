@@ -23,8 +23,10 @@ from carmad.plugin import (
     Proposal,
     Reason,
     Settings,
+    Tree,
     Verdict,
     View,
+    find_model,
     idle,
 )
 from policies.filters import fits_memory
@@ -233,7 +235,7 @@ class Lucid:
 
     def _binder(self, view: View, reserved: frozenset[GpuId]) -> Binder | Reason:
         """The binder, or why sharing is off."""
-        tree = traits.packing_model(view.models)
+        tree = find_model(traits.MODEL, Tree, view.models)
         if self.sharing == "naive":
             return Binder(view, ANY, self.known.traits(tree, by_arrival), reserved)
         if self.sharing == "off":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from itertools import chain
-from math import ceil
+from itertools import accumulate, chain
 
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
 from policies.profiling import usable
@@ -12,7 +11,6 @@ from policies.rules import Filter
 
 ANYBODY = Demand(1, alone=True, mps_uid=None, estimate=None, retry=None)
 RESERVED = {"reservation", "reservation_notice", "reservation_ahead"}  # for somebody
-
 
 Part = tuple[tuple[GpuView, ...], int]  # idle GPUs of a node, and the number usable
 
@@ -23,7 +21,7 @@ class Room:
     def __init__(self, parts: Iterable[Part]) -> None:
         parts = tuple(parts)
         self._nodes = [list(idle) for idle, _ in parts if idle]
-        self._widest = max((count for _, count in parts), default=0) or 1
+        self._usable = sorted((count for _, count in parts), reverse=True)
         self.free = sum(map(len, self._nodes))
 
     def choose(self, wanted: Demand, view: View, fits: Filter) -> tuple[GpuView, ...]:
@@ -36,11 +34,15 @@ class Room:
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
         gpus = _first(wanted, chain.from_iterable(fullest_first), view, fits)
         nodes = {gpu.gpu.node for gpu in gpus}
-        return gpus if len(nodes) <= ceil(wanted.gpus / self._widest) else ()
+        return gpus if len(nodes) <= self._fewest(wanted.gpus) else ()
 
     def most(self, gpus: int) -> int:
         """Idle GPUs on as many nodes as a job of so many GPUs may have."""
-        return sum(sorted(map(len, self._nodes))[-ceil(gpus / self._widest) :])
+        return sum(sorted(map(len, self._nodes))[-self._fewest(gpus) :])
+
+    def _fewest(self, gpus: int) -> int:
+        """Nodes that have so many GPUs in use or idle."""
+        return 1 + sum(count < gpus for count in accumulate(self._usable))
 
     def without(self, gpus: Collection[GpuView]) -> None:
         """Remove GPUs that were given to a job."""

@@ -9,13 +9,9 @@ from their profiles are split again (3.3, rule 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
-
-from carmad.plugin import GpuView, Job, JobId, Model, NodeView, Preemption, Reason, Tree, View
+from carmad.plugin import GpuView, Job, JobId, NodeView, Preemption, Reason, Tree, View
 from policies.views import need_mib
 
 MODEL = "packing"  # of the trained model
@@ -36,11 +32,6 @@ PROFILED_AS: Mapping[str | None, str] = {
 }
 
 
-def packing_model(models: Mapping[str, Model]) -> Tree:
-    learned = models.get(MODEL)
-    return learned if isinstance(learned, Tree) else load_shipped()
-
-
 def sharing_score(tree: Tree, job: Job, memory_mib: int) -> int | None:
     """The sharing score on a GPU with this much memory; None if the profile lacks what it needs.
 
@@ -57,13 +48,6 @@ def sharing_score(tree: Tree, job: Job, memory_mib: int) -> int | None:
         values["memory_share"] = job.profile.peak_mib / memory_mib
     asked = {tree.features[node.feature] for node in tree.nodes if node.feature >= 0}
     return SCORES[tree.predict(values)] if asked <= values.keys() else None
-
-
-@cache
-def load_shipped() -> Tree:
-    """The model trained by `python -m lab.lucid.models`."""
-    text = files("policies.lucid").joinpath("packing.json").read_bytes()
-    return TypeAdapter(Tree).validate_json(text)
 
 
 class Traits(NamedTuple):

@@ -116,12 +116,17 @@ def test_a_tampered_journal_is_noticed(segment: Path, change: str) -> None:
 def test_the_command_says_whether_a_journal_is_made_again(
     segment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([segment]) == 0
+    assert main([str(segment)]) == 0
     assert f"{reproduce(segment).decisions} decisions of" in capsys.readouterr().out
     lines = tampered(segment, "a decision is gone")
     segment.write_bytes(gzip.compress(b"\n".join(lines)))
-    assert main([segment]) == 1
+    assert main([str(segment)]) == 1
     assert "not ()" in capsys.readouterr().out  # what is on record there, and then what was made
+    segment.write_text("nonsense")
+    assert main([str(segment)]) == 2
+    assert str(segment) in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
 
 
 def test_a_core_that_raises_is_a_difference(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:

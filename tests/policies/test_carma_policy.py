@@ -243,6 +243,22 @@ def test_a_gpu_is_kept_for_it():
         assert (refused(plan[2]) == {0: ["held_for"]}) == kept
 
 
+def test_a_nicer_job_goes_first_never():
+    old, new = waits(1, 1, submitted_at=0.0, nice=5), waits(2, 1 / 60, submitted_at=9 * HOUR)
+    assert where(at(9 * HOUR, [new, old]))[2] == (0,)
+    assert where(at(9 * HOUR, [replace(new, spec=replace(new.spec, nice=5)), old]))[1] == (0,)
+
+
+def test_nobody_makes_the_gpus_settle_anew_that_it_waits_for():
+    settles = {"settling": Reason("settling", 30.0, 10.0, unit="s")}
+    queue = [waits(2, 1 / 60, submitted_at=6 * HOUR), waits(1, 1, wants=2, submitted_at=0.0)]
+    residents = [runs(8, 9, 0, **profiled(0.1)), runs(9, 9, 1, **profiled(0.1))]
+    views = gpu_views([a_gpu(0), a_gpu(1)], residents, half_free, at=6 * HOUR, gpu1=settles)
+    plan = placements(POLICY, a_view(views, queue, Settings(), 6 * HOUR))
+    assert where(plan) == {1: (), 2: ()}
+    assert refused(plan[2]) == {0: ["held_for"], 1: ["settling"]}
+
+
 # -- suspend
 
 SUSPENDS = Settings(
@@ -468,6 +484,7 @@ def test_why_it_is_where_it_is():
             Reason("held_for", HOUR, unit="s", detail="job 9"),
             "is kept for job 9: only a job that is known to end in 60 min may use it",
         ),
+        (Reason("held_for", 0.0, unit="s", detail="job 9"), "is kept for job 9"),
         (
             Reason("promised", HOUR, 2, "s"),
             "GPUs kept for it: 2, expected to be free within 60 min",

@@ -16,6 +16,7 @@ from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import Trained
 from carmad.core.rules.limits import Reservation, slots
+from carmad.learning.files import decode_model, find_model
 from carmad.learning.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
 from carmad.store import codec
@@ -156,11 +157,10 @@ def test_memory_counts_as_a_share_of_the_card_and_amp_as_declared():
 
 
 def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_learned_one():
-    tree = traits.load_shipped()
-    assert codec.decode_model(codec.encode(tree)) == tree
+    tree = find_model("packing", Tree, {})
+    assert decode_model(codec.encode(tree)) == tree
     assert set(tree.classes) == set(traits.SCORES)
-    assert traits.packing_model({}) == tree
-    assert traits.packing_model({"packing": TREE}) is TREE
+    assert find_model("packing", Tree, {"packing": TREE}) is TREE
 
 
 # -- the binder, rule by rule
@@ -460,6 +460,7 @@ def test_a_job_that_fits_on_a_node_waits_for_one():
 def test_a_large_job_takes_as_few_nodes_as_can_be():
     made = plan([1, 3, 2], [job(wants=5)])
     assert where(made) == {1: (1, 2, 3, 4, 5)}
+    assert where(plan([3, 1, 1], [job(wants=5)])) == {1: (0, 1, 2, 3, 4)}  # nodes are unlike
     busy = [running(7, 3, utilization=JUMBO)]
     assert where(plan([2, 2, 2], [job(wants=3, utilization=JUMBO)], busy)) == {1: (0, 1, 4)}
     busy += [running(8, 1, utilization=JUMBO), running(9, 5, utilization=JUMBO)]

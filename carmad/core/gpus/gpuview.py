@@ -93,7 +93,7 @@ class GpuView:
         )
 
     def vacated(self) -> GpuView:
-        """This GPU when all jobs have left it, and the clients of its MPS server have."""
+        """This GPU when all jobs and reservations of now are over; an MPS server has no client."""
         return replace(
             self,
             residents=(),
@@ -101,6 +101,7 @@ class GpuView:
             free_mib=self.gpu.memory_mib - self.external_mib,
             mps_user=None,
             mps_leaving=None,
+            reserved=(),
         )
 
     def counted_mib(self, job: Job) -> int:

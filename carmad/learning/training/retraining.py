@@ -15,6 +15,7 @@ from carmad.core.jobs.job import Job
 from carmad.core.jobs.states import ENDED
 from carmad.errors import CarmaError
 from carmad.learning.features import INTERVAL_S, PROFILE, WEEK, exemplars_of
+from carmad.learning.files import decode_model
 from carmad.learning.models import Additive, Boosted, Lookup, Model
 from carmad.learning.training import forest, interference, lucid
 from carmad.learning.training.interference import Beside
@@ -263,7 +264,7 @@ def _first_since(rows: Sequence[Row], at: float) -> int:
 def _read(path: Path) -> Model | None:
     """None also for a damaged file, which will be replaced."""
     try:
-        return codec.decode_model(path.read_text(encoding="utf-8"))
+        return decode_model(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

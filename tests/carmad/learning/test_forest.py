@@ -14,6 +14,7 @@ from carma_testing import a_job, a_spec
 from carmad.config import Settings
 from carmad.core.jobs.history import History
 from carmad.errors import CarmaError
+from carmad.learning.files import decode_model
 from carmad.learning.models import Lookup, Model
 from carmad.store import codec
 from cli.commands.models import model_list
@@ -112,7 +113,7 @@ def test_where_nothing_recurs_nothing_is_learned(rows: list[dict[str, Any]]) -> 
 def test_it_is_kept_as_json() -> None:
     text = codec.encode(TABLE)
     assert json.loads(text)["seconds"] == {"ada's": 50.0}
-    assert codec.decode_model(text) == TABLE
+    assert decode_model(text) == TABLE
     assert (TABLE.predict("ada's"), TABLE.predict("bob's")) == (50.0, 0.0)
 
 

@@ -29,8 +29,9 @@ from carmad.core.messages import Step, Tick
 from carmad.installed import how_to_add
 from carmad.learning import trained
 from carmad.learning.features import INTERVAL_S
+from carmad.learning.files import decode_model, load_shipped
 from carmad.learning.models import Additive, Boosted, Lookup, Model, Node, Tree
-from carmad.learning.trained import Models, load_shipped, missing_packages
+from carmad.learning.trained import Models, missing_packages
 from carmad.store import codec
 from carmad.store.sql import SqlStore
 from estimators.duration import additive
@@ -204,7 +205,7 @@ def test_the_ratio_of_jobs_that_share_is_learned_here(store: SqlStore, tmp_path:
     commit(store, jobs)
     said = [each.text for each in retrain(store, tmp_path, BEGIN + 6 * DAY_S)]
     assert any(text.startswith("interference: trained on 300 rows; MAE ") for text in said), said
-    model = codec.decode_model((tmp_path / "interference.json").read_text("utf-8"))
+    model = decode_model((tmp_path / "interference.json").read_text("utf-8"))
     assert isinstance(model, Boosted)
     calm, hard = (
         beside(load, load, mps=False)
@@ -323,13 +324,13 @@ def test_a_model_that_no_longer_holds_is_reported(
     told = "median error (s) was 5 when the model was trained, and 790 since"
     assert other.text == f"forest has drifted: the {told}"
     assert alarm.alarming and not of_duration.alarming and not of_throughput.alarming
-    model = codec.decode_model((tmp_path / "duration.json").read_text())
+    model = decode_model((tmp_path / "duration.json").read_text())
     (name, then), _, (of_last, since) = model.errors
     assert of_last == f"the last model's {name}"
     assert since == pytest.approx(log(9), abs=0.2)
     told = f"{name} was {then:.3g} when the model was trained, and {since:.3g} since"
     assert alarm.text == f"duration has drifted: the {told}"
-    counted = codec.decode_model((tmp_path / "throughput.json").read_text())
+    counted = decode_model((tmp_path / "throughput.json").read_text())
     assert dict(counted.errors)["the last model's MAE"] == pytest.approx(1 - 80 / 576, abs=0.02)
 
 

@@ -12,14 +12,7 @@ from carmad.plugin import Refusal
 from estimators.tracer.attempts import _outcome
 from estimators.tracer.report import Message, No, Report, Stop
 from estimators.tracer.script import PARTLY
-from tests.estimators.tracer.test_tracer_script import (
-    job,
-    looked,
-    loop,
-    needs,
-    report,
-    written,
-)
+from tests.estimators.tracer.test_tracer_script import job, looked, loop, needs, report, written
 from tests.reports import a_report
 
 __all__ = ["job"]
