@@ -283,9 +283,9 @@ def _recover_hung_jobs(state: State) -> None:
             )
             state.ledger.note(job.id, note)
     for id, begins in state.idleness.ask_logs(hung_s or math.inf):
-        job = state.ledger.holders.get(id)
-        if job and not idling.is_spared(job):
-            state.actions.append(ReadLog(job, begins))
+        asked = state.ledger.holders.get(id)
+        if asked and not idling.is_spared(asked):
+            state.actions.append(ReadLog(asked, begins))
 
 
 def on_stumbled(state: State, event: Stumbled) -> None:
