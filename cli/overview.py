@@ -177,18 +177,10 @@ def job_table(
     shown = [COLUMNS[field] for field in fields or with_params(usual, listed)]
     made = Table(shown, header=not noheader, drops=not fields)
     for job in listed:
-        cells = [(column, column.cell(job)) for column in shown]
-        made.add(
-            *(
-                _state(text, job["code"]) if column.header in STATES else text
-                for column, text in cells
-            )
-        )
+        style = STATE_STYLE.get(job["code"], "")
+        cells = ((column, column.cell(job)) for column in shown)
+        made.add(*(in_style(text, style) if of.header in STATES else text for of, text in cells))
     return made
-
-
-def _state(text: str, code: str) -> Styled:
-    return in_style(text, STATE_STYLE.get(code, ""))
 
 
 def top_table(listed: Sequence[JobOut], room: int, fields: Sequence[str] = ()) -> Table:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from carmad.core.gpus.gpuview import NodeView, is_client
 from carmad.plugin import AskAgain, GpuId, GpuView, Job, JobId, Preemption, Proposal, Reason, View
 from policies.ranked import Ranked, Turn, down_the_line
 from policies.views import empty_view, fewest, yields
@@ -29,6 +30,16 @@ class Room(NamedTuple):
 
 def never(job: Job) -> float:
     return math.inf
+
+
+def clients_of_others(node: NodeView, uid: int | None) -> frozenset[JobId]:
+    """The jobs that must end before the MPS server of the whole node can serve this user; none if
+    there is no such server, or the user (None) needs none."""
+    if uid is None:
+        return frozenset()
+    served = (gpu for gpu in node.gpus if gpu.mps_user)
+    clients = (job for gpu in served for job in gpu.residents if is_client(job))
+    return frozenset(job.id for job in clients if job.spec.uid != uid)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +133,7 @@ class Preemptive:
         uid = view.demand(head).mps_uid
         found = []
         for node in view.nodes:
-            others = node.clients_of_others(uid)
+            others = clients_of_others(node, uid)
             for gpu in node.gpus:
                 if gpu.id in suitable:
                     there = frozenset(job.id for job in gpu.residents)

@@ -320,9 +320,11 @@ def tell_news() -> None:
     become_user(launch)
     seen: list[os.stat_result] = []
     for target, begin in zip((1, 2), begins, strict=False):
-        path = Path(f"/proc/{main}/fd/{target}")
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode) and not any(os.path.samestat(status, it) for it in seen):
+        with contextlib.suppress(OSError):  # it has closed this one, or has ended
+            path = Path(f"/proc/{main}/fd/{target}")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, it) for it in seen):
+                continue
             seen.append(status)
             if (fd := open_tail(str(path), sealed=False)) is not None:
                 _, header, news = read_tail(fd, begin).rpartition(own)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from carmad.attempt import cgroup
 from carmad.attempt.proc import read_file
 from carmad.core.gpus.gpu import GpuSample
 from carmad.core.jobs.attempt import JobId
@@ -62,10 +63,9 @@ class HostUse:
     def _count(self, cgroups: Mapping[JobId, str]) -> Counts:
         """MiB since some time, and seconds that all cores would have taken."""
         counts: dict[str | JobId, float] = {}
-        for job, cgroup in cgroups.items():
-            with suppress(OSError):  # it has ended
-                _, microseconds, *_ = read_file(f"{cgroup}/cpu.stat").split()
-                counts[job] = int(microseconds) / 1e6 / (os.cpu_count() or 1)
+        for job, path in cgroups.items():
+            if (used_s := cgroup.cpu_s(path)) is not None:
+                counts[job] = used_s / (os.cpu_count() or 1)
         for name, files in self._files.items():
             with suppress(OSError):
                 if files:

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from carma_testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
+from carma_testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.gpus.gpu import ProcessUse, Score
-from carmad.core.jobs.attempt import Cause, Exit
+from carmad.core.gpus.gpuview import NodeView
+from carmad.core.jobs.attempt import Cause, Exit, Mode
 from carmad.core.jobs.findings import Estimate
 from carmad.core.jobs.job import Retry
 from carmad.core.jobs.states import JobState
 from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.plugin import AskAgain, Placement, Preemption
 from lab import baselines
-from lab.preemptive import Preemptive
+from lab.preemptive import Preemptive, clients_of_others
 from policies.views import without_jobs
 from tests.planning import gpu_views, queued, running_on, where
 
@@ -592,3 +593,14 @@ def test_plans_that_preempt_pass_the_checks():
     unshared = baselines.fifo(settings)
     policy = Preemptive("any", unshared, lambda job, now: job.id * 7 % 13)
     check_policy(policy, settings)
+
+
+def test_clients_of_any_other_user_must_end_before_a_server_of_the_node_serves_one():
+    spec = {uid: a_spec(uid=uid) for uid in (1000, 1001, 1002)}
+    there = tuple(
+        a_job(n, spec=each, state=JobState.RUNNING, gpus=(a_gpu(0).id,), mode=Mode.MPS)
+        for n, each in enumerate(spec.values())
+    )
+    node = NodeView("a", (a_gpu_view(0, residents=there, mps_user=(1000, "ada")),))
+    assert clients_of_others(node, 1001) == {0, 2}
+    assert clients_of_others(node, None) == set()

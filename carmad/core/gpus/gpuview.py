@@ -278,15 +278,6 @@ class NodeView:
     def gpu(self, gpu: GpuId) -> GpuView:
         return next(g for g in self.gpus if g.id == gpu)
 
-    def clients_of_others(self, uid: int | None) -> frozenset[JobId]:
-        """The jobs that must end before the MPS server of the whole node can serve this user; none
-        if there is no such server, or the user (None) needs none."""
-        if uid is None:
-            return frozenset()
-        served = (gpu for gpu in self.gpus if gpu.mps_user)
-        clients = (job for gpu in served for job in gpu.residents if is_client(job))
-        return frozenset(job.id for job in clients if job.spec.uid != uid)
-
     def with_resident(self, gpu: GpuId, job: Job, settings: Settings) -> NodeView:
         """This node just after `job` was placed on `gpu`, or was promised it."""
         given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)

@@ -161,7 +161,7 @@ class Idleness:
     def __init__(self) -> None:
         self._idle_s: dict[JobId, float] = {}
         self._at: float | None = None
-        self._lives: dict[JobId, _Life] = {}
+        self._lives: dict[tuple[JobId, int], _Life] = {}  # by job and attempt
         # Of the present round: its seconds; who ran kernels, and on which GPUs this is not known.
         self._round_s = 0.0
         self._ran: set[tuple[JobId, GpuId]] = set()
@@ -192,7 +192,8 @@ class Idleness:
                 self._note_kernels(job, sample, len(residents) == 1)
         self._idle_s = idle_s
         if signs:
-            self._lives = {each.job: self._follow(each, there.get(each.job), at) for each in signs}
+            lives = (self._follow(each, there.get(each.job), at) for each in signs)
+            self._lives = {(its.signs.job, its.signs.attempt): its for its in lives}
             self._round_s = 0.0
             self._ran.clear()
             self._unknown.clear()
@@ -205,8 +206,8 @@ class Idleness:
             self._unknown.add((job.id, sample.gpu))
 
     def _follow(self, signs: Signs, job: Job | None, at: float) -> _Life:
-        was = self._lives.get(signs.job)
-        if was is None or was.signs.attempt != signs.attempt:
+        was = self._lives.get((signs.job, signs.attempt))
+        if was is None:
             young = job and job.started_at is not None and at - job.started_at <= YOUNG_S
             return _Life(signs, outlived=() if young else signs.printed)
         if job is None:  # it is suspended
@@ -230,31 +231,34 @@ class Idleness:
     def of(self, job: JobId) -> float:
         return self._idle_s.get(job, 0.0)
 
-    def stalled_for(self, job: JobId) -> float:
-        return self._lives[job].stalled_s if job in self._lives else 0.0
+    def stalled_for(self, job: Job) -> float:
+        life = self._lives.get((job.id, job.attempt))
+        return life.stalled_s if life else 0.0
 
     def lasting(self, seconds: float) -> list[JobId]:
         """The jobs that have been idle, or stalled, for so long."""
-        lasted_s = ((job, max(its, self.stalled_for(job))) for job, its in self._idle_s.items())
-        return [job for job, its in lasted_s if its >= seconds]
+        idle = (job for job, its in self._idle_s.items() if its >= seconds)
+        stalled = (id for (id, _), life in self._lives.items() if life.stalled_s >= seconds)
+        return list(dict.fromkeys((*idle, *stalled)))
 
     def ask_logs(self, seconds: float) -> Iterator[tuple[JobId, tuple[int, ...]]]:
         """The jobs that have been quiet for so long, or once more for so long, with what of their
         output they outlived."""
-        for id, life in self._lives.items():
+        for key, life in self._lives.items():
             if life.quiet_s - life.asked_s >= seconds and life.signs.printed and not life.error:
-                self._lives[id] = replace(life, asked_s=life.quiet_s)
-                yield id, life.outlived
+                self._lives[key] = replace(life, asked_s=life.quiet_s)
+                yield life.signs.job, life.outlived
 
     def note_error(self, job: JobId, attempt: int, error: Exit) -> None:
         """Of a job whose log was asked for: it may have gone on since."""
-        life = self._lives.get(job)
-        if life and life.signs.attempt == attempt and life.asked_s:
-            self._lives[job] = replace(life, error=error)
+        life = self._lives.get((job, attempt))
+        if life and life.asked_s:
+            self._lives[job, attempt] = replace(life, error=error)
 
-    def errors(self) -> list[tuple[JobId, Exit]]:
-        """The errors after which jobs have been quiet."""
-        return [(id, life.error) for id, life in self._lives.items() if life.error]
+    def error_of(self, job: Job) -> Exit | None:
+        """After which it has been quiet."""
+        life = self._lives.get((job.id, job.attempt))
+        return life.error if life else None
 
     def judge(self, job: Job, limit_s: float, suspends: bool) -> tuple[bool, str]:
         """Whether it is to leave its GPUs, and what its owner is to know; "" for nothing.

@@ -218,7 +218,7 @@ def _rungs(state: State, job: Job) -> tuple[idling.Rung, ...]:
 def _due(state: State, job: Job, rungs: tuple[idling.Rung, ...], now: float) -> idling.Rung | None:
     held_s = 0.0 if job.started_at is None else now - job.started_at  # launches may be postponed
     idle_s = min(state.idleness.of(job.id), held_s)
-    return idling.due(rungs, idle_s, state.idleness.stalled_for(job.id))
+    return idling.due(rungs, idle_s, state.idleness.stalled_for(job))
 
 
 def _can(state: State, job: Job, rung: idling.Rung) -> bool:
@@ -255,7 +255,7 @@ def _is_awaited(state: State) -> bool:
 
 def _note_stalled_jobs(state: State, now: float) -> None:
     for job in tuple(state.ledger.holders.values()):
-        stalled_s = state.idleness.stalled_for(job.id)
+        stalled_s = state.idleness.stalled_for(job)
         is_stalled = stalled_s >= idling.SAID_AFTER_S and not idling.is_spared(job)
         if is_stalled is (job.current.stalled_since is None):
             since = now - stalled_s if is_stalled else None
@@ -266,11 +266,11 @@ def _recover_hung_jobs(state: State) -> None:
     """End those that are stalled after such an error, as if it had ended them. Where some of their
     processes are at work, nobody can tell whether these only wait for one that is gone."""
     hung_s = state.settings.recovery.hung_s
-    for id, error in state.idleness.errors():
-        job = state.ledger.holders.get(id)
-        if job is None or idling.is_spared(job) or not hung_s:
+    for job in tuple(state.ledger.holders.values()):
+        error = state.idleness.error_of(job)
+        if error is None or idling.is_spared(job) or not hung_s:
             continue
-        if state.idleness.stalled_for(id) >= hung_s:
+        if state.idleness.stalled_for(job) >= hung_s:
             note = (
                 f"was ended: it had shown no sign of life for {duration(hung_s)} ([recovery]"
                 f" hung_s) after an out-of-memory error: {error.evidence}"
@@ -281,11 +281,11 @@ def _recover_hung_jobs(state: State) -> None:
                 f"has printed nothing since an out-of-memory error, {error.evidence}; whether what"
                 f" is left of it works or waits, only its owner can tell: carma logs {label(job)}"
             )
-            state.ledger.note(id, note)
+            state.ledger.note(job.id, note)
     for id, begins in state.idleness.ask_logs(hung_s or math.inf):
-        job = state.ledger.holders.get(id)
-        if job and not idling.is_spared(job):
-            state.actions.append(ReadLog(job, begins))
+        asked = state.ledger.holders.get(id)
+        if asked and not idling.is_spared(asked):
+            state.actions.append(ReadLog(asked, begins))
 
 
 def on_stumbled(state: State, event: Stumbled) -> None:

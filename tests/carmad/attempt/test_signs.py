@@ -99,6 +99,15 @@ def test_two_logs_are_read_and_what_is_no_file_is_left_alone(bench: Bench) -> No
     assert read_logs(str(bench.directory(job)), ()).strip() == OOM
 
 
+def test_a_job_that_ends_meanwhile_has_no_news(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = bench.job("true")
+    bench.ended(bench.launch(job))
+    assert read_logs(str(bench.directory(job)), ()) == ""
+    assert capfd.readouterr().err == ""
+
+
 def test_a_reader_that_hangs_is_abandoned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a dead file server."""
     monkeypatch.setattr(signs, "program", lambda *_: ["sh", "-c", "exec sleep 1000"])

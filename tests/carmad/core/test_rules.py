@@ -10,10 +10,10 @@ from carma_testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.gpus.gpu import GpuSample, ProcessUse
-from carmad.core.gpus.gpuview import GpuView, NodeView, free_memory
+from carmad.core.gpus.gpuview import GpuView, free_memory
 from carmad.core.gpus.readings import energy_j, meter
 from carmad.core.gpus.slowdown import with_company
-from carmad.core.jobs.attempt import Cause, Exit, JobId, Mode
+from carmad.core.jobs.attempt import Cause, Exit, JobId
 from carmad.core.jobs.findings import Estimate, Indicator, Profile, StageTimes, StepTime
 from carmad.core.jobs.history import BIN_S, BINS, History, past
 from carmad.core.jobs.job import Job
@@ -51,17 +51,6 @@ def test_a_view_says_which_gpus_the_hard_rules_allow_and_why_not_the_others() ->
     assert [(each.gpu, *(one.code for one in each.refused)) for each in verdicts] == [
         (drained.id, "drained")
     ]
-
-
-def test_clients_of_any_other_user_must_end_before_a_server_of_the_node_serves_one() -> None:
-    spec = {uid: a_spec(uid=uid) for uid in (1000, 1001, 1002)}
-    there = tuple(
-        a_job(n, spec=each, state=JobState.RUNNING, gpus=(GPU.id,), mode=Mode.MPS)
-        for n, each in enumerate(spec.values())
-    )
-    node = NodeView("a", (a_gpu_view(0, residents=there, mps_user=(1000, "ada")),))
-    assert node.clients_of_others(1001) == {0, 2}
-    assert node.clients_of_others(None) == set()
 
 
 # -- what is known of runs

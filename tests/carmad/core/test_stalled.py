@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_a_job_that_shows_no_sign_of_life_is_dealt_with_as_declared() -> None:
     live(server, id, 180, idles)
     assert server.job(id).stop is Cause.PREEMPTED
     assert "it had shown no sign of life for 5 min ([idle] hung)" in server.job(id).notes[-1]
+
+
+def test_the_next_attempt_is_not_dealt_with_for_the_last_one() -> None:
+    """Readings come more often than signs of life."""
+    server = a_server("requeue 5m")
+    id = at_work(server)
+    live(server, id, 301, idles)
+    assert server.job(id).stop is Cause.PREEMPTED
+    server.exit(id, TERMINATED)
+    assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
+    server.tell(replace(server.read_gpus(), signs=()))
+    assert server.job(id).state is S.STARTING
 
 
 @pytest.mark.parametrize("sign", [works, computes, prints])
