@@ -36,7 +36,6 @@ def test_every_command_is_in_the_readme() -> None:
 OLDER = {
     "castor_decisions",
     "cluster_2000",
-    "decisions",
     "fidelity",
     "lucid_models",
     "memory_gpumemnet",
