@@ -34,11 +34,9 @@ def test_every_command_is_in_the_readme() -> None:
 
 # Their commands have other names since; to be made again. `web_walk` was walked by hand.
 OLDER = {
-    "castor_decisions",
     "cluster_2000",
     "fidelity",
     "lucid_models",
-    "memory_gpumemnet",
     "memory_scripts",
     "scale",
     "slurm_ends",
