@@ -146,9 +146,9 @@ class Profiling:
     gpus: AtOnce[Count | Literal["auto"]] = 0
     largest: AtOnce[Count] = 8  # N_prof: jobs with more GPUs get no profiling run
 
-    def reserved(self, of: int) -> int:
-        """How many GPUs are reserved for it, of so many: never all."""
-        return min(of // ENOUGH, 1) if self.gpus == "auto" else max(0, min(self.gpus, of - 1))
+    def pool_size(self, total: int) -> int:
+        """The number of a server's GPUs that are reserved for profiling: never all of them."""
+        return min(total // ENOUGH, 1) if self.gpus == "auto" else max(0, min(self.gpus, total - 1))
 
 
 @dataclass(frozen=True, slots=True)

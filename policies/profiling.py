@@ -101,7 +101,7 @@ def widest(gpus: frozenset[GpuId], view: View) -> int:
 
 
 def _own(view: View) -> frozenset[GpuId]:
-    count = view.settings.profiling.reserved(len(view.node_of))
+    count = view.settings.profiling.pool_size(len(view.node_of))
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
     return frozenset(islice((gpu.id for gpu in last_first if usable(gpu, view)), count))
 

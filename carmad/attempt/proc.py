@@ -142,7 +142,7 @@ def main_process(supervisor: int) -> int:
         return 0
 
 
-def printed(pid: int) -> tuple[int, ...]:
+def log_sizes(pid: int) -> tuple[int, ...]:
     """The positions of its stdout and stderr: how far these files have grown, by whichever process
     has inherited them. Empty if that is not to be had."""
     try:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from carmad.attempt import cgroup, exits
-from carmad.attempt.proc import children, cpu_ticks, main_process, printed, with_descendants
+from carmad.attempt.proc import children, cpu_ticks, log_sizes, main_process, with_descendants
 from carmad.attempt.starting import program
 from carmad.children import hear
 from carmad.core.jobs.attempt import JobId, Signs
@@ -25,7 +25,7 @@ def read_signs(attempts: Mapping[tuple[JobId, int], tuple[int, str | None]]) -> 
         if cpu_s is None:
             tree = children() if tree is None else tree
             cpu_s = sum(map(cpu_ticks, with_descendants({supervisor: 0}, tree))) / TICKS_PER_S
-        found.append(Signs(job, number, cpu_s, printed(main_process(supervisor))))
+        found.append(Signs(job, number, cpu_s, log_sizes(main_process(supervisor))))
     return tuple(found)
 
 

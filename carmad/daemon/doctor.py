@@ -148,7 +148,8 @@ def _system(settings: Settings, scene: Scene, models: Models) -> Iterator[CheckO
         found.append(f"{name} is {json.dumps(values[name])}{other}")
     if "profiling.gpus" in system.settings:
         gpus = len(scene.view.gpus)
-        found.append(f"so that {settings.profiling.reserved(gpus)} of {gpus} GPUs profile new jobs")
+        size = settings.profiling.pool_size(gpus)
+        found.append(f"so that {size} of {gpus} GPUs profile new jobs")
     if found:
         yield verdict("system", True, f"for {policy}, {', '.join(found)}")
     is_used = system.model and settings.predictor == system.settings.get("predictor")

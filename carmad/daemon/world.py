@@ -140,6 +140,7 @@ class DaemonWorld(Follower):
         self._logs = Threads(1, "logs", 2 * READ_WITHIN_S)
         self._estimates = Estimates(estimate, self._deliver_estimate)
         self._unlaunched: set[tuple[JobId, int]] = set()  # attempts: nobody watches them yet
+        self._unread: set[tuple[JobId, int]] = set()  # attempts whose logs are to be read
         self._timed: dict[JobId, Job] = {}  # that live: what their supervisors are told
         # Launches to retry, and what prevents them. Set only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
@@ -175,7 +176,10 @@ class DaemonWorld(Follower):
             elif isinstance(action, LimitMemory):
                 self._hands.submit(self._do, action)
             elif isinstance(action, ReadLog):
-                self._logs.submit(self._read_log, action)
+                key = action.job.id, action.job.attempt
+                if key not in self._unread:  # dead file servers must not make the line ever longer
+                    self._unread.add(key)
+                    self._logs.submit(self._read_log, action)
             else:
                 self._signals.submit(self._do, action)
 
@@ -558,6 +562,7 @@ class DaemonWorld(Follower):
     def _read_log(self, action: ReadLog) -> None:
         """Would the job fail if it ended now, and for lack of GPU memory?"""
         job, now = action.job, self._inbox.clock()
+        self._unread.discard((job.id, job.attempt))
         tail = read_logs(self._launcher.name(job), action.begins)
         exit = self._exit_of(job, ExitFacts(code=1, ended_at=now, log_tail=tail))
         if exit.cause is Cause.GPU_OOM:

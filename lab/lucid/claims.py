@@ -127,7 +127,7 @@ def _models(models: Mapping[str, Any]) -> Iterator[Claim]:
 
 
 def find_setups(found: Runs) -> dict[str, tuple[SetUp, ...]]:
-    """How long the baselines queue, in the paper and in ours: how crowded both are."""
+    """How long the baselines queue in the paper and here, as a measure of the load."""
 
     def queue(policy: str, paper: float, where: str = "") -> tuple[SetUp, ...]:
         ours = found.of(weeks.WEEK, policy).queue

@@ -1,4 +1,4 @@
-"""What the evidence page says of time slices is what was measured."""
+"""The evidence page states what was measured on time slices."""
 
 from __future__ import annotations
 

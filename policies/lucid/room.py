@@ -37,7 +37,7 @@ class Room:
         return gpus if len(nodes) <= self._fewest(wanted.gpus) else ()
 
     def most(self, gpus: int) -> int:
-        """Idle GPUs on as many nodes as a job of so many GPUs may have."""
+        """Idle GPUs, on no more nodes than a job of this size may use."""
         return sum(sorted(map(len, self._nodes))[-self._fewest(gpus) :])
 
     def _fewest(self, gpus: int) -> int:

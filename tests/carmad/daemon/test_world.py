@@ -32,6 +32,7 @@ from carmad.core.messages import (
     Launch,
     LimitMemory,
     Noticed,
+    ReadLog,
     Signal,
     Step,
     Stop,
@@ -224,6 +225,29 @@ def test_actions_keep_their_order(tmp_path):
     assert told["launch"]["CUDA_VISIBLE_DEVICES"] == GPU
     assert told["launch"]["EXTRA"] == "1"
     assert told["stop"] == 30.0
+
+
+def test_a_log_that_is_still_to_be_read_is_not_asked_for_again(tmp_path, monkeypatch):
+    answers, asked = threading.Event(), []
+
+    def read(directory, begins):
+        asked.append((directory, begins))
+        answers.wait(PATIENCE_S)
+        return ""
+
+    monkeypatch.setattr("carmad.daemon.world.read_logs", read)
+    world, *_ = a_world(tmp_path)
+    world.shepherd.start()
+    world.perform(ReadLog(running(), (0,)))
+    until(lambda: asked, "the log to be read")
+    world.perform(ReadLog(running(), (1,)))
+    world.perform(ReadLog(running(), (2,)))
+    answers.set()
+    until(lambda: len(asked) == 2, "the log to be read again")
+    world.perform(ReadLog(running(), (3,)))
+    until(lambda: len(asked) == 3, "the log to be read once more")
+    world.close()
+    assert [begins for _, begins in asked] == [(0,), (1,), (3,)]
 
 
 def test_a_process_in_a_container_gets_uuids(tmp_path, monkeypatch):
